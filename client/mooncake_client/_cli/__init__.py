@@ -1,0 +1,1 @@
+"""The commands of a client; ``mooncake_client.command`` assembles them."""

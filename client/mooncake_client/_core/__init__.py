@@ -1,0 +1,1 @@
+"""Decisions of the client, pure: operations as generators that yield effects (ADR 0005)."""

@@ -1,0 +1,1 @@
+"""The master: the pool's index in ``core`` (pure), and the shell that connects it to the world."""

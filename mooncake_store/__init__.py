@@ -1,0 +1,1 @@
+"""Kernel of the store: types, errors, limits, memory layout, wire formats. Imports no role."""

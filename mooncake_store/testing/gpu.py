@@ -1,0 +1,101 @@
+"""A GPU without hardware: memory at addresses that the processor must not touch."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from mooncake_store.cuda import Exported
+from mooncake_store.errors import InvalidArgument, NotSupported
+from mooncake_store.memory import address_of
+
+_NO_ACCESS = 0
+
+
+class FakeTensor:
+    """What torch would make of memory on a GPU, as far as the store looks."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.device = type("Device", (), {"type": "cuda"})()
+        self._address = address
+        self._size = size
+
+    def __getitem__(self, part: slice) -> FakeTensor:
+        start, end, step = part.indices(self._size)
+        assert step == 1
+        return FakeTensor(self._address + start, end - start)
+
+    def data_ptr(self) -> int:
+        """As a tensor's."""
+        return self._address
+
+    def numel(self) -> int:
+        """As a tensor's."""
+        return self._size
+
+    def element_size(self) -> int:
+        """As a tensor's."""
+        return 1
+
+    def is_contiguous(self) -> bool:
+        """As a tensor's."""
+        return True
+
+
+class FakeGpu:
+    """A ``GpuDriver`` with one allocation; touching its address kills the process.
+
+    Attributes:
+        address: Of the allocation.
+        size: Its bytes.
+        contents: What it holds, for tests to look at.
+        exports: Whether it has dma-buf.
+        copied_in: Bytes that came through the driver.
+        exported: Descriptors given out.
+    """
+
+    def __init__(self, size: int, *, bus_id: str = "0000:00:00.0") -> None:
+        self.size = size
+        self.exports = True
+        self.copied_in = 0
+        self.exported: list[int] = []
+        self._bus_id = bus_id
+        self._room = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, _NO_ACCESS)
+        self.address = address_of(self._room)
+        self._file = os.memfd_create("gpu", os.MFD_CLOEXEC)
+        os.ftruncate(self._file, size)
+        self.contents = memoryview(mmap.mmap(self._file, size))
+
+    def tensor(self, start: int, size: int) -> FakeTensor:
+        """Return part of the allocation."""
+        return FakeTensor(self.address + start, size)
+
+    def export(self, address: int, size: int) -> Exported:
+        """As ``GpuDriver.export``: a descriptor of all there is."""
+        if not self.exports:
+            raise NotSupported("GPU 0 or its kernel module has no dma-buf")
+        offset = self._at(address, size)
+        self.exported.append(os.dup(self._file))
+        return Exported(self.exported[-1], offset)
+
+    def copy_in(self, address: int, source: memoryview) -> None:
+        """As ``GpuDriver.copy_in``."""
+        at = self._at(address, len(source))
+        self.contents[at : at + len(source)] = source
+        self.copied_in += len(source)
+
+    def copy_out(self, target: memoryview, address: int) -> None:
+        """As ``GpuDriver.copy_out``."""
+        at = self._at(address, len(target))
+        target[:] = self.contents[at : at + len(target)]
+
+    def bus_id(self, address: int) -> str:
+        """As ``GpuDriver.bus_id``."""
+        self._at(address, 1)
+        return self._bus_id
+
+    def _at(self, address: int, size: int) -> int:
+        at = address - self.address
+        if not 0 <= at <= at + size <= self.size:
+            raise InvalidArgument(f"no allocation has {size} bytes at {address:#x}")
+        return at

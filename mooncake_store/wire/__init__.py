@@ -1,0 +1,1 @@
+"""Wire formats, sans-I/O: control frames, control messages, the data protocol."""

@@ -1,0 +1,162 @@
+"""The numbers under which messages travel, and the decoders of each."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from mooncake_store.wire.control.nodes import (
+    Copied,
+    CopyExtents,
+    DirectoryPage,
+    DropNotes,
+    Freed,
+    FreeExtents,
+    Heartbeat,
+    HeartbeatReply,
+    KeepNotes,
+    ListDirectory,
+    ListNotes,
+    NotePage,
+    Register,
+    Registered,
+    ReportDropped,
+    SetEpochs,
+)
+from mooncake_store.wire.control.records import (
+    Done,
+    Hello,
+    Message,
+    NamespaceRecord,
+    Welcome,
+)
+from mooncake_store.wire.control.requests import (
+    Clear,
+    ClusterStatus,
+    DescribeCluster,
+    DescribeDrain,
+    Drain,
+    DrainStatus,
+    Exists,
+    ExistsReply,
+    ListNamespaces,
+    ListPinLimits,
+    Locate,
+    Located,
+    MatchPrefix,
+    NamespaceList,
+    OpenNamespace,
+    PinLimits,
+    PinReply,
+    PrefixMatched,
+    Probe,
+    Probed,
+    PutAbort,
+    PutCommit,
+    PutCommitted,
+    PutStart,
+    PutStarted,
+    Remove,
+    Removed,
+    Renew,
+    Renewed,
+    ReportReplica,
+    ReportTransfers,
+    Scan,
+    Scanned,
+    SetPin,
+    SetPinLimit,
+    Stat,
+    StatReply,
+    Undrain,
+    Why,
+    WhyReply,
+)
+
+REQUESTS: Final[dict[int, type[Message]]] = {
+    1: Hello,
+    10: OpenNamespace,
+    11: ListNamespaces,
+    12: Clear,
+    13: Locate,
+    14: Exists,
+    15: Probe,
+    16: MatchPrefix,
+    17: PutStart,
+    18: PutCommit,
+    19: PutAbort,
+    20: Remove,
+    21: Stat,
+    22: Scan,
+    23: SetPin,
+    24: Renew,
+    25: ReportReplica,
+    26: ReportTransfers,
+    27: Why,
+    28: DescribeCluster,
+    29: Drain,
+    30: DescribeDrain,
+    31: Undrain,
+    32: SetPinLimit,
+    33: ListPinLimits,
+    50: Register,
+    51: Heartbeat,
+    52: ReportDropped,
+    60: SetEpochs,
+    61: FreeExtents,
+    62: ListDirectory,
+    63: CopyExtents,
+    64: KeepNotes,
+    65: DropNotes,
+    66: ListNotes,
+}
+"""{kind: request}"""
+
+_REPLY_OF: Final[dict[type[Message], type[Message]]] = {
+    Hello: Welcome,
+    OpenNamespace: NamespaceRecord,
+    ListNamespaces: NamespaceList,
+    Clear: NamespaceRecord,
+    Locate: Located,
+    Exists: ExistsReply,
+    Probe: Probed,
+    MatchPrefix: PrefixMatched,
+    PutStart: PutStarted,
+    PutCommit: PutCommitted,
+    PutAbort: Done,
+    Remove: Removed,
+    Stat: StatReply,
+    Scan: Scanned,
+    SetPin: PinReply,
+    Renew: Renewed,
+    ReportReplica: Done,
+    ReportTransfers: Done,
+    Why: WhyReply,
+    DescribeCluster: ClusterStatus,
+    Drain: DrainStatus,
+    DescribeDrain: DrainStatus,
+    Undrain: DrainStatus,
+    SetPinLimit: PinLimits,
+    ListPinLimits: PinLimits,
+    Register: Registered,
+    Heartbeat: HeartbeatReply,
+    SetEpochs: Done,
+    FreeExtents: Freed,
+    ListDirectory: DirectoryPage,
+    ReportDropped: Done,
+    CopyExtents: Copied,
+    KeepNotes: Done,
+    DropNotes: Done,
+    ListNotes: NotePage,
+}
+
+KINDS: Final[dict[type[Message], int]] = {request: kind for kind, request in REQUESTS.items()}
+"""{request: kind}"""
+
+REQUEST_DECODERS: Final[dict[int, msgspec.msgpack.Decoder[Message]]] = {
+    kind: msgspec.msgpack.Decoder(request) for kind, request in REQUESTS.items()
+}
+REPLY_DECODERS: Final[dict[int, msgspec.msgpack.Decoder[Message]]] = {
+    kind: msgspec.msgpack.Decoder(_REPLY_OF[request]) for kind, request in REQUESTS.items()
+}

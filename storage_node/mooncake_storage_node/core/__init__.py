@@ -1,0 +1,1 @@
+"""What a node decides, without I/O: its directory, and when an extent is free."""

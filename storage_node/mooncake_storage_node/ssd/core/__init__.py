@@ -1,0 +1,1 @@
+"""What a store on a disk decides, without I/O: rows, regions, admission, records."""
