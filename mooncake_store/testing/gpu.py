@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import mmap
 import os
+from pathlib import Path
 
 from mooncake_store.cuda import Exported
 from mooncake_store.errors import InvalidArgument, NotSupported
 from mooncake_store.memory import address_of
 
 _NO_ACCESS = 0
+
+
+def _leads_to(link: Path, file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(link.stat(), file)
+    except FileNotFoundError:  # Closed since it was listed.
+        return False
 
 
 class FakeTensor:
@@ -51,20 +59,21 @@ class FakeGpu:
         contents: What it holds, for tests to look at.
         exports: Whether it has dma-buf.
         copied_in: Bytes that came through the driver.
-        exported: Descriptors given out.
+        exports_made: How many descriptors it gave out.
     """
 
     def __init__(self, size: int, *, bus_id: str = "0000:00:00.0") -> None:
         self.size = size
         self.exports = True
         self.copied_in = 0
-        self.exported: list[int] = []
+        self.exports_made = 0
         self._bus_id = bus_id
         self._room = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, _NO_ACCESS)
         self.address = address_of(self._room)
         self._file = os.memfd_create("gpu", os.MFD_CLOEXEC)
         os.ftruncate(self._file, size)
         self.contents = memoryview(mmap.mmap(self._file, size))
+        self._own = self._count_open()
 
     def tensor(self, start: int, size: int) -> FakeTensor:
         """Return part of the allocation."""
@@ -75,8 +84,19 @@ class FakeGpu:
         if not self.exports:
             raise NotSupported("GPU 0 or its kernel module has no dma-buf")
         offset = self._at(address, size)
-        self.exported.append(os.dup(self._file))
-        return Exported(self.exported[-1], offset)
+        self.exports_made += 1
+        return Exported(os.dup(self._file), offset)
+
+    def exports_open(self) -> int:
+        """Count the descriptors given out that nobody has closed yet.
+
+        By what they lead to: the number of one that was closed is soon another file's.
+        """
+        return self._count_open() - self._own
+
+    def _count_open(self) -> int:
+        memory = os.fstat(self._file)
+        return sum(_leads_to(link, memory) for link in Path("/proc/self/fd").iterdir())
 
     def copy_in(self, address: int, source: memoryview) -> None:
         """As ``GpuDriver.copy_in``."""
