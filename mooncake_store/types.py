@@ -86,7 +86,8 @@ class MissReason(enum.IntEnum):
     WRITING = 5
     """A put is under way and the caller did not wait for it, or not long enough."""
     NODE_DOWN = 6
-    """Every replica lies on nodes that are away."""
+    """Every replica lies on nodes that are away; or none is known, and one may lie there, or where
+    a directory cannot be listed."""
     LOST = 7
     """Every replica was lost with its node's memory or disk."""
     CORRUPT = 8

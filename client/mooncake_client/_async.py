@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         WhyResult,
     )
     from mooncake_store.errors import StoreError
+    from mooncake_store.types import MissReason
     from mooncake_store.wire.control import ClusterStatus, DrainStatus, NamespaceRecord
 
 R = TypeVar("R")
@@ -249,8 +250,12 @@ class AsyncClient:
         return await self._run(calls.set_pin(self._session, key, None), deadline_s)
 
     async def why(self, key: str, *, deadline_s: float | None = None) -> WhyResult:
-        """Return why an object cannot be read."""
+        """Return why an object cannot be read now."""
         return await self._run(calls.why(self._session, key), deadline_s)
+
+    def last_miss(self, key: str) -> MissReason | None:
+        """Return why this client missed an object last, as the master said then; asks nobody."""
+        return self._session.misses.reason(key)
 
     # --- many objects ---------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         WhyResult,
     )
     from mooncake_store.transport import View
+    from mooncake_store.types import MissReason
     from mooncake_store.wire.control import ClusterStatus, DrainStatus, NamespaceRecord
 
 R = TypeVar("R")
@@ -279,8 +280,12 @@ class Client:
         return self._run(calls.set_pin(self._session, key, None), deadline_s)
 
     def why(self, key: str, *, deadline_s: float | None = None) -> WhyResult:
-        """Return why an object cannot be read."""
+        """Return why an object cannot be read now."""
         return self._run(calls.why(self._session, key), deadline_s)
+
+    def last_miss(self, key: str) -> MissReason | None:
+        """Return why this client missed an object last, as the master said then; asks nobody."""
+        return self._session.misses.reason(key)
 
     # --- many objects ---------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mooncake_client import Client, StoreError
 from mooncake_store.testing import Checker, History, payload
+from mooncake_store.types import MissReason
 
 
 def test_a_history_of_real_calls_is_judged() -> None:
@@ -20,7 +21,7 @@ def test_a_history_of_real_calls_is_judged() -> None:
             call = history.read("reader-1", "key", deadline_s=5.0)
             value = client.get("key")
             if value is None:
-                reason = client.why("key").reason
+                reason = client.last_miss("key")
                 call.missed("" if reason is None else reason.name.lower())
             else:
                 call.returned(value)
@@ -29,6 +30,8 @@ def test_a_history_of_real_calls_is_judged() -> None:
         removal.done()
         call = history.read("reader-1", "key")
         assert client.get("key") is None
-        call.missed("removed")
+        reason = client.last_miss("key")
+        assert reason is MissReason.REMOVED
+        call.missed(reason.name.lower())
     assert Checker(history, lateness_s=0.5).check() == []
     assert sum(each.found for each in history.calls) == 5

@@ -206,6 +206,7 @@ def _note(session: Session, wants: Sequence[Want], reply: Located, sent_s: float
     for want, item in zip(wants, reply.items, strict=True):
         if isinstance(item, int):
             misses[item] += 1
+            session.misses.note(want.key, item)
             want.end(want.damage)
             continue
         key = want.key

@@ -11,6 +11,7 @@ from mooncake_client._core.cluster import Cluster
 from mooncake_client._core.counters import Counters
 from mooncake_client._core.effects import Ask, AskMany, Attach, NewReign, Retry, Tell
 from mooncake_client._core.locations import ENTRIES_MAX, LocationCache
+from mooncake_client._core.misses import Misses
 from mooncake_store.errors import NotLeader, Overloaded, StaleEpoch, StaleTerm, Unreachable
 from mooncake_store.extent import Identity
 from mooncake_store.fingerprint import fingerprint
@@ -45,6 +46,7 @@ class Session:
         epoch: Generation that this client reads and writes. It stays until the client reopens
             the namespace or clears it itself.
         lease_s: Length of the leases that the master gave last.
+        misses: Why the last misses were misses.
         is_stale: The namespace was cleared by somebody else.
         reign: (cluster, term) of the master that ``slot`` and the membership come from.
         reign_seen: The same of the master on the line; the driver sets it.
@@ -60,6 +62,7 @@ class Session:
         "lease_s",
         "locations",
         "manifest",
+        "misses",
         "name",
         "reign",
         "reign_seen",
@@ -86,6 +89,7 @@ class Session:
         self.reign_seen: tuple[str, int] | None = None
         self.cluster = cluster or Cluster()
         self.locations = LocationCache(locations_max)
+        self.misses = Misses()
         self.breakers = Breakers()
         self.counters = Counters()
 

@@ -37,6 +37,8 @@ class Context:
         unseen: {node that did not come back yet: incarnations that it had} of an earlier reign;
             what is missing may be there.
         unlisted: A node or a disk is there of which it is not known what it holds.
+        unread: The same, of one that was not listed to its end yet, in this reign: what is missing
+            may be there.
         attempts: Attempts that writers know of.
         drains: {node id: its drain}.
         callers: {client that looked something up or put something: when it did so last}.
@@ -62,7 +64,7 @@ class Context:
         self.cluster_id = ""
         self.kept: frozenset[str] = frozenset()
         self.unseen: dict[str, tuple[int, ...]] = {}
-        self.unlisted = False
+        self.unlisted = self.unread = False
         self.attempts = 0
         self.drains: dict[str, Drain] = {}
         self.callers: dict[int, float] = {}

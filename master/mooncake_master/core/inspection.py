@@ -30,7 +30,7 @@ DETAILS: Final = {
     MissReason.CLEARED: "its namespace was cleared",
     MissReason.EXPIRED: "its last put was never finished",
     MissReason.WRITING: "a put is under way",
-    MissReason.NODE_DOWN: "the nodes that hold it are away",
+    MissReason.NODE_DOWN: "nodes that may hold it are away, or cannot be listed",
     MissReason.LOST: "the nodes that held it lost their memory",
     MissReason.CORRUPT: "its bytes were found damaged",
     MissReason.RECOVERING: "the nodes' directories are still being listed",
@@ -96,7 +96,7 @@ class Inspection:
         names = ", ".join(dict.fromkeys(extent.segment.node.name for extent in stored.extents()))
         if stored.readable:
             return -1, f"version {stored.version} of {stored.length} bytes is readable on {names}"
-        return int(MissReason.NODE_DOWN), f"{DETAILS[MissReason.NODE_DOWN]}: {names}"
+        return int(MissReason.NODE_DOWN), f"the nodes that hold it are away: {names}"
 
     def _record(self, stored: Stored) -> ObjectRecord:
         now_s = self._context.now_s

@@ -178,7 +178,7 @@ class Reads:
         if self._context.recovering:
             return MissReason.RECOVERING
         reason = self._catalog.why_gone(home, key)
-        if reason is MissReason.ABSENT and self._context.unseen:
+        if reason is MissReason.ABSENT and (self._context.unseen or self._context.unread):
             return MissReason.NODE_DOWN
         return reason
 

@@ -171,6 +171,7 @@ class Recovery:
         before = context.recovering
         grace_s = self._grace_until_s
         context.unlisted = bool(self._listings)
+        context.unread = any(listing.unseen is None for listing in self._listings.values())
         context.recovering = (grace_s is None and before) or (
             grace_s is not None and context.now_s < grace_s
         ) or any(

@@ -12,14 +12,21 @@ taken away now and then while the node runs, as where a mount fails.
 The master is not harmed again before it has served for ``SERVICE_S``: calls that find no master
 test nothing. ``served_share`` says for which part of the time it served; ``quiet_first`` and
 ``quiet_last`` are puts acknowledged per second while nothing was harmed, before and after it all.
+
+Every miss is in its journal with the reason that the master gave with it; stderr says how many
+there were of each. ``--keep DIRECTORY`` copies the journals, the logs and ``harms.log`` (what was
+harmed when, on the clock of the journals) there in the end, for whoever looks for a cause.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import time
+from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mooncake_client import Client, StoreError
@@ -41,11 +48,10 @@ from mooncake_store.types import NodeState
 from mooncake_store.wire.control import DescribeCluster
 from tests.faults.soak.journal import excuse_pauses, read_journals
 from tests.faults.soak.service import Watch
-from tests.faults.soak.worker import CLEARED
+from tests.faults.soak.worker import CLEARED, miss_note
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from mooncake_store.testing import History
     from mooncake_store.testing.cluster import NodeProcess
@@ -146,6 +152,11 @@ class Soak:
         self.before: dict[str, tuple[int, int, int]] = {}
         self.after: dict[str, tuple[int, int, int]] = {}
         self._due: list[tuple[float, Callable[[], None]]] = []
+        self._diary = (cluster.directory / "harms.log").open("w", buffering=1)
+
+    def _did(self, what: str) -> None:
+        """Write down what was harmed or healed just now."""
+        self._diary.write(f"{time.monotonic():.6f} {what}\n")
 
     def _worker(self, number: int) -> Process:
         return Process(f"client-{number}", [], self._cluster.directory / f"client-{number}.log")
@@ -274,12 +285,14 @@ class Soak:
     def _pause(self, victim: Process) -> None:
         victim.pause()
         name = f"{victim.name}.{victim.lives}"
+        self._did(f"paused {name}")
         begin_s = time.monotonic()
         spans = self.pauses.setdefault(name, [])
         spans.append((begin_s, _OPEN))
 
         def resume() -> None:
             victim.resume()
+            self._did(f"resumed {name}")
             spans[-1] = (begin_s, time.monotonic() + 0.2)
 
         self._due.append((begin_s + self._random.uniform(0.1, 4.0), resume))
@@ -292,10 +305,12 @@ class Soak:
             return
         self.disks_taken += 1
         node.ssd.rename(away)
+        self._did(f"took the disk of {node.name}")
 
         def give_back() -> None:
             assert node.ssd is not None
             away.rename(node.ssd)
+            self._did(f"gave {node.name} its disk back")
 
         self._due.append((time.monotonic() + self._random.uniform(0.2, 4.0), give_back))
 
@@ -303,8 +318,15 @@ class Soak:
         kind = victim.name.partition("-")[0]
         self.kills[kind] += 1
         victim.kill()
-        start = (lambda: self.start_worker(victim)) if victim in self.workers else (
-            lambda: None if victim.is_running else victim.start())  # fmt: skip
+        self._did(f"killed {victim.name}.{victim.lives}")
+
+        def start() -> None:
+            if victim in self.workers:
+                self.start_worker(victim)
+            elif not victim.is_running:
+                victim.start()
+            self._did(f"started {victim.name}.{victim.lives}")
+
         self._due.append((time.monotonic() + self._random.uniform(0.0, 3.0), start))
 
 
@@ -337,8 +359,7 @@ def read_everything(cluster: ProcessCluster, history: History) -> dict[str, int]
                 call.outcome = Outcome.DONE
                 if value is None:
                     counts["gone"] += 1
-                    reason = client.why(key).reason
-                    call.note = "there by now" if reason is None else reason.name.lower()
+                    call.note = miss_note(client, key)
                 else:
                     counts["kept"] += 1
                     call.found = True
@@ -363,6 +384,11 @@ def judge(history: History) -> list[Violation]:
     return found
 
 
+def is_miss(call: Call) -> bool:
+    """Return whether a call is a read that found nothing."""
+    return call.kind is Kind.READ and call.outcome is Outcome.DONE and not call.found
+
+
 def leaks(soak: Soak) -> list[str]:
     """Return a sentence for every server that has grown."""
     return [
@@ -382,6 +408,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--long", action="store_true", help="at least 100 kills of each role")
+    parser.add_argument("--keep", type=Path, help="where to copy the logs to")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 10_000)
     options = parser.parse_args()
     sys.stderr.write(f"seed {options.seed}\n")
@@ -407,7 +434,14 @@ def main() -> int:
         for role in missing:
             sys.stderr.write(f"{role} was killed {soak.kills[role]} times, not {LONG_KILLS}\n")
         sys.stderr.write(f"kills {soak.kills}, calls {len(history.calls)}, in the end {counts}\n")
+        misses = Counter(call.note for call in history.calls if is_miss(call))
+        sys.stderr.write(f"misses {dict(misses.most_common())}\n")
         report = make_report(history, violations, counts)
+        if options.keep is not None:
+            shutil.copytree(
+                cluster.directory, options.keep, ignore=shutil.ignore_patterns("ssd*"),
+                dirs_exist_ok=True,
+            )  # fmt: skip
     report |= {
         "seconds": round(soak.seconds, 1),
         "violations": len(violations) + len(grown) + len(missing),

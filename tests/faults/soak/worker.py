@@ -29,6 +29,12 @@ CLEARED = "cleared"
 """Namespace that is cleared now and then; the other one never is."""
 
 
+def miss_note(client: Client, key: str) -> str:
+    """Return the reason that the master gave with a miss, as the checker knows it."""
+    reason = client.last_miss(key)
+    return "no reason" if reason is None else reason.name.lower()
+
+
 class Worker:
     """Calls without end."""
 
@@ -140,21 +146,14 @@ class Worker:
     def _end_read(
         self, number: int, namespace: str, key: str, value: bytes | None, at_s: float
     ) -> None:
-        """Write how a read ended, and when: asking for a reason is a call of its own."""
+        """Write how a read ended, when, and with a miss the reason that came with it."""
         if value is None:
-            self._journal.end(number, Outcome.DONE, at=at_s, note=self._why(namespace, key))
+            note = miss_note(self._clients[namespace], key)
+            self._journal.end(number, Outcome.DONE, at=at_s, note=note)
             return
         version = stamped_version(value, key)
         wrong = "" if version is not None else describe(value)
         self._journal.end(number, Outcome.DONE, at=at_s, found=True, version=version, wrong=wrong)
-
-    def _why(self, namespace: str, key: str) -> str:
-        """Ask why a key was missed; it may be there by now."""
-        try:
-            answer = self._clients[namespace].why(key)
-        except StoreError as error:
-            return error.code
-        return "there by now" if answer.reason is None else answer.reason.name.lower()
 
     def _remove(self, namespace: str, key: str) -> None:
         number = self._begin(Kind.REMOVE, namespace, key)

@@ -309,6 +309,20 @@ def test_removed_means_gone_and_why_says_so(client: Any) -> None:
     assert client.statistics().misses == {"removed": 1}
 
 
+def test_a_miss_is_remembered_with_the_reason_it_had_then(client: Any) -> None:
+    assert client.last_miss("k") is None
+    assert client.get("k") is None
+    client.put("k", b"value")
+    assert client.why("k").readable
+    assert client.last_miss("k") is MissReason.ABSENT
+    client.remove("k")
+    assert client.get_many(["k", "other"]) == [None, None]
+    assert (client.last_miss("k"), client.last_miss("other")) == (
+        MissReason.REMOVED,
+        MissReason.ABSENT,
+    )
+
+
 def test_clearing_takes_everything_and_goes_on(client: Any) -> None:
     client.put_many([(f"k{at}", b"x") for at in range(10)])
     assert client.get("k3") == b"x"

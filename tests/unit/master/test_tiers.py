@@ -447,6 +447,7 @@ def test_a_disk_that_cannot_be_listed_does_not_stop_the_others() -> None:
     rig.open(SPACE)
     assert rig.exists("b", "c") == [True, True]
     assert not rig.master.recovering
+    assert rig.locate("a") == [MissReason.NODE_DOWN], "it may be there, for all that is known"
     node.disk_fails = False
     rig.sleep(0.5)
     assert tiers(rig, "a") == [Tier.SSD]
