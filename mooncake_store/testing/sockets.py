@@ -4,37 +4,79 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import socket
 import struct
+import tempfile
 import threading
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from mooncake_store.testing.seeds import seeded
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _LINGER_NONE: Final = struct.pack("ii", 1, 0)
 
-_PORTS: Final = range(18_000, 32_000)
+_PORTS: Sequence[int] = range(18_000, 32_000)
 """Below the range from which Linux takes the ports of outgoing connections (from 32768), so that
 no connection of another test occupies a port between its choice and its use."""
 
-_given: set[int] = set()
-_given_lock = threading.Lock()
+
+class PortBook:
+    """Who uses which port, among all processes of this user that keep the same book.
+
+    A port that is free when it is chosen may be taken by others before the server that it was
+    chosen for listens, or while that server is killed and started again. So a process locks the
+    byte of each port that it was given in one file, until it ends, however it ends.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._given: set[int] = set()
+        self._lock = threading.Lock()
+        self._descriptor = -1
+
+    def free_port(self, host: str) -> int:
+        """Return a port on which nobody listens; neither we nor others are given it again.
+
+        Raises:
+            OSError: There is none, or the book cannot be opened.
+        """
+        with self._lock:
+            if self._descriptor < 0:
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                self._descriptor = os.open(self._path, flags, 0o600)
+            generator = seeded(os.getpid(), len(self._given))
+            for port in generator.sample(_PORTS, len(_PORTS)):
+                if port not in self._given and _is_free(host, port) and self._take(port):
+                    self._given.add(port)
+                    return port
+        raise OSError(errno.EADDRNOTAVAIL, "no free port", host)
+
+    def _take(self, port: int) -> bool:
+        """Lock a port's byte: a lock of this process, which no child inherits."""
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+        except (PermissionError, BlockingIOError):
+            return False
+        return True
+
+
+_book: Final = PortBook(Path(tempfile.gettempdir()) / f"mooncake-test-ports-{os.getuid()}")
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a TCP port on which nobody listens; this process is not given it again.
+    """Return a TCP port on which nobody listens.
+
+    No process of this user that asks in this way is given it again while this one lives.
 
     Raises:
         OSError: There is none.
     """
-    generator = seeded(os.getpid(), len(_given))
-    with _given_lock:
-        for port in generator.sample(_PORTS, len(_PORTS)):
-            if port not in _given and _is_free(host, port):
-                _given.add(port)
-                return port
-    raise OSError(errno.EADDRNOTAVAIL, "no free port", host)
+    return _book.free_port(host)
 
 
 def _is_free(host: str, port: int) -> bool:
