@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -179,7 +180,7 @@ class Process:
 
 
 class Reaper:
-    """The pipe to the ``reaper`` script of this process."""
+    """The pipe to the ``reaper`` script of this process; it ends with us, whichever way we go."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -188,13 +189,24 @@ class Reaper:
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
+        self._owner = os.getpid()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Let it clean up, and wait until it has; nothing in a child that was forked."""
+        if os.getpid() == self._owner:
+            self.write(".")  # A child that was forked may keep the pipe open.
+            with self._lock:
+                self._popen.communicate()
 
     def write(self, line: str) -> None:
-        """Tell it a line."""
+        """Tell it a line; nothing where it has ended."""
+        pipe = self._popen.stdin
+        assert pipe is not None
         with self._lock, contextlib.suppress(OSError):
-            assert self._popen.stdin is not None
-            self._popen.stdin.write(f"{line}\n".encode())
-            self._popen.stdin.flush()
+            if not pipe.closed:
+                pipe.write(f"{line}\n".encode())
+                pipe.flush()
 
 
 _reapers: dict[int, Reaper] = {}

@@ -190,7 +190,12 @@ class FaultProxy:
             if Cut() in self._faults.values():
                 reset(near)
                 return
-            self._links.append(_Link(near, begin_connection(self._target), self._faults))
+            try:
+                far = begin_connection(self._target)
+            except OSError:
+                reset(near)
+            else:
+                self._links.append(_Link(near, far, self._faults))
 
     def _obey(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -1,8 +1,9 @@
 """Ends what a dead test process has left: run as a script, it imports nothing of ours.
 
 Its input is a pipe from the process whose child it is: lines ``+PID`` and ``-PID`` say which
-process groups exist, ``/PATH`` which directory goes with them. When the pipe ends, because its
-writer is gone however it went, the groups that are left are killed and the directories deleted.
+process groups exist, ``/PATH`` which directory goes with them. At a line ``.``, or when the pipe
+ends, because its writer is gone however it went, the groups that are left are killed and the
+directories deleted.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ def main() -> None:
             groups.discard(int(word[1:]))
         elif word.startswith("/"):
             paths.add(word)
+        elif word == ".":
+            break
     for group in groups:
         with contextlib.suppress(OSError):
             os.killpg(group, signal.SIGKILL)

@@ -135,8 +135,37 @@ def test_nothing_outlives_a_killed_test_process(tmp_path: Path) -> None:
     wait_until(lambda: not is_alive(orphan), 30)
 
 
+LEAVER = """
+import os, pathlib, signal, sys
+from mooncake_store.testing import Process
+from mooncake_store.testing.process import reaper
+log = pathlib.Path(sys.argv[1])
+process = Process("ended", [sys.executable, "-S", "-c", ""], log)
+process.start()
+process.wait(30)
+reaper().write(str(log.parent))
+forked = os.fork()  # It has the pipe to the reaper as well.
+if not forked:
+    os.closerange(1, 3)
+    signal.pause()
+print(forked)
+"""
+
+
+def test_a_test_process_that_ends_cleans_up_without_a_word(tmp_path: Path) -> None:
+    folder = tmp_path / "left"
+    folder.mkdir()
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-W", "error", "-c", LEAVER, str(folder / "log")],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    os.kill(int(done.stdout), signal.SIGKILL)
+    assert done.stderr == ""
+    assert not folder.exists()
+
+
 def is_alive(pid: int) -> bool:
     try:
         return state_of(pid) != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # The latter where it goes as it is read.
         return False

@@ -27,6 +27,7 @@ from .tasks import (
     EPOCH,
     INCARNATION,
     MIB,
+    PLENTY_S,
     POOL_BYTES,
     SLOT,
     TERM,
@@ -52,7 +53,7 @@ class DataPathContract(InPlaceContract, TakingContract):
         ground.set_epoch(SLOT, EPOCH)
         ground.set_term(TERM)
 
-    def read(self, path: DataPath, *readings: Reading, deadline_s: float = 20.0) -> None:
+    def read(self, path: DataPath, *readings: Reading, deadline_s: float = PLENTY_S) -> None:
         path.read([reading.task for reading in readings], Deadline(deadline_s))
 
     # --- whole reads ----------------------------------------------------------------------------
@@ -269,7 +270,7 @@ class DataPathContract(InPlaceContract, TakingContract):
         task = ReadTask(
             INCARNATION, offset, identity_of(planted)._replace(length=1 << 33), 0, 0, (),
         )  # fmt: skip
-        path.read([task], Deadline(5))
+        path.read([task], Deadline(PLENTY_S))
         assert isinstance(task.error, (ChecksumMismatch, InvalidArgument))
 
     def test_an_unknown_incarnation_is_stale(self, ground: Ground, path: DataPath) -> None:
@@ -300,7 +301,7 @@ class DataPathContract(InPlaceContract, TakingContract):
             task = ReadTask(
                 INCARNATION, offset, identity_of(planted), start, length, [memoryview(buffer)]
             )
-            path.read([task], Deadline(5))
+            path.read([task], Deadline(PLENTY_S))
             assert isinstance(task.error, InvalidArgument)
             assert buffer == b"\xa5" * room
 
@@ -309,7 +310,7 @@ class DataPathContract(InPlaceContract, TakingContract):
         task = ReadTask(
             INCARNATION, ground.plant(planted), identity_of(planted), 0, 10, [memoryview(bytes(10))]
         )
-        path.read([task], Deadline(5))
+        path.read([task], Deadline(PLENTY_S))
         assert isinstance(task.error, InvalidArgument)
 
     def test_one_bad_task_of_a_batch_costs_its_neighbours_nothing(
@@ -344,8 +345,8 @@ class DataPathContract(InPlaceContract, TakingContract):
 
     def test_an_empty_batch_is_nothing(self, ground: Ground, path: DataPath) -> None:
         del ground
-        path.read([], Deadline(5))
-        path.write([], Deadline(5))
+        path.read([], Deadline(PLENTY_S))
+        path.write([], Deadline(PLENTY_S))
 
     def test_a_task_can_be_used_again(self, ground: Ground, path: DataPath) -> None:
         planted = make(100)
@@ -367,7 +368,7 @@ class DataPathContract(InPlaceContract, TakingContract):
         offset = ground.room(len(planted.extent))
         ground.set_entry(offset, 0)
         task = writing_of(planted, offset)
-        path.write([task], Deadline(20))
+        path.write([task], Deadline(PLENTY_S))
         assert task.error is None
         assert ground.read(offset, len(planted.extent)) == planted.extent
         assert ground.entry(offset) == planted.version
@@ -377,7 +378,7 @@ class DataPathContract(InPlaceContract, TakingContract):
         offset = ground.room(len(planted.extent))
         ground.set_entry(offset, 0)
         task = writing_of(planted, offset, [1, 5 * MIB + 3])
-        path.write([task], Deadline(20))
+        path.write([task], Deadline(PLENTY_S))
         assert task.error is None
         assert ground.read(offset, len(planted.extent)) == planted.extent
 
@@ -386,7 +387,7 @@ class DataPathContract(InPlaceContract, TakingContract):
         offset = ground.room(len(planted.extent))
         ground.set_entry(offset, 0)
         task = writing_of(planted, offset, [0, 1, 1, 5000, 70_000, *range(80_000, 82_000)])
-        path.write([task], Deadline(20))
+        path.write([task], Deadline(PLENTY_S))
         assert task.error is None
         assert ground.read(offset, len(planted.extent)) == planted.extent
 
@@ -396,7 +397,7 @@ class DataPathContract(InPlaceContract, TakingContract):
         offset = ground.room(size + 2 * GRANULE) + GRANULE
         ground.set_entry(offset, 0)
         ground.write(offset - GRANULE, b"\x5a" * (size + 2 * GRANULE))
-        path.write([writing_of(planted, offset)], Deadline(5))
+        path.write([writing_of(planted, offset)], Deadline(PLENTY_S))
         assert ground.read(offset - GRANULE, GRANULE) == b"\x5a" * GRANULE
         assert ground.read(offset + size, GRANULE) == b"\x5a" * GRANULE
         assert ground.read(offset, size) == planted.extent
@@ -408,7 +409,7 @@ class DataPathContract(InPlaceContract, TakingContract):
         offset = ground.room(4096)
         ground.set_entry(offset, older.version | FREED)
         task = writing_of(newer, offset)
-        path.write([task], Deadline(5))
+        path.write([task], Deadline(PLENTY_S))
         assert task.error is None
         assert ground.entry(offset) == newer.version
 
@@ -422,7 +423,7 @@ class DataPathContract(InPlaceContract, TakingContract):
             ground.write(offset, bytes(len(planted.extent)))
             ground.set_entry(offset, fence)
             task = writing_of(planted, offset)
-            path.write([task], Deadline(5))
+            path.write([task], Deadline(PLENTY_S))
             assert isinstance(task.error, StaleTerm)
             assert ground.entry(offset) == fence
             assert not any(ground.read(offset, len(planted.extent)))
@@ -434,7 +435,7 @@ class DataPathContract(InPlaceContract, TakingContract):
         ground.write(offset, bytes(4096))
         ground.set_term(TERM + 1)
         task = writing_of(planted, offset)
-        path.write([task], Deadline(5))
+        path.write([task], Deadline(PLENTY_S))
         assert isinstance(task.error, StaleTerm)
         assert not any(ground.read(offset, 4096))
         assert ground.entry(offset) == 0
@@ -445,7 +446,7 @@ class DataPathContract(InPlaceContract, TakingContract):
         planted = make(5000)
         offset = ground.plant(planted)
         task = writing_of(planted, offset)
-        path.write([task], Deadline(5))
+        path.write([task], Deadline(PLENTY_S))
         assert task.error is None
         assert ground.read(offset, len(planted.extent)) == planted.extent
 
@@ -455,14 +456,14 @@ class DataPathContract(InPlaceContract, TakingContract):
         del ground
         for offset in (POOL_BYTES, POOL_BYTES - 512, 1, 1 << 60):
             task = writing_of(make(1000), offset)
-            path.write([task], Deadline(5))
+            path.write([task], Deadline(PLENTY_S))
             assert isinstance(task.error, InvalidArgument)
 
     def test_a_write_to_an_unknown_segment_is_refused(self, ground: Ground, path: DataPath) -> None:
         del ground
         task = writing_of(make(1000), 0)
         task.incarnation = 99
-        path.write([task], Deadline(5))
+        path.write([task], Deadline(PLENTY_S))
         assert isinstance(task.error, StaleExtent)
 
     def test_parts_of_another_length_are_refused(self, ground: Ground, path: DataPath) -> None:
@@ -471,7 +472,7 @@ class DataPathContract(InPlaceContract, TakingContract):
         ground.set_entry(offset, 0)
         task = writing_of(planted, offset)
         task.parts = [memoryview(planted.payload)[:999]]
-        path.write([task], Deadline(5))
+        path.write([task], Deadline(PLENTY_S))
         assert isinstance(task.error, InvalidArgument)
         assert ground.entry(offset) == 0
 
@@ -484,7 +485,7 @@ class DataPathContract(InPlaceContract, TakingContract):
             offset = ground.room(len(planted.extent))
             ground.set_entry(offset, planted.version | FREED if number % 3 == 0 else 0)
             tasks.append((planted, offset, writing_of(planted, offset)))
-        path.write([task for _, _, task in tasks], Deadline(20))
+        path.write([task for _, _, task in tasks], Deadline(PLENTY_S))
         for number, (planted, offset, task) in enumerate(tasks):
             if number % 3 == 0:
                 assert isinstance(task.error, StaleTerm)
@@ -496,7 +497,7 @@ class DataPathContract(InPlaceContract, TakingContract):
         planted = make(MIB)
         offset = ground.room(len(planted.extent))
         ground.set_entry(offset, 0)
-        path.write([writing_of(planted, offset)], Deadline(5))
+        path.write([writing_of(planted, offset)], Deadline(PLENTY_S))
         reading = Reading(planted, offset)
         self.read(path, reading)
         reading.check()

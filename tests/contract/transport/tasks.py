@@ -20,6 +20,9 @@ INCARNATION = 0x1234_5678_9ABC_DEF1
 SLOT = 7
 EPOCH = 3
 TERM = 5
+PLENTY_S = 60.0
+"""Deadline of calls that are not about time: what each of them takes on a machine that stands still
+for seconds is far below."""
 _bytes = seeded("contract").randbytes(64 * MIB + 1)
 _counts = iter(range(1, 1 << 30))
 

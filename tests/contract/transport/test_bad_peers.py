@@ -23,13 +23,12 @@ from mooncake_store.errors import (
     Unreachable,
     WrongPeer,
 )
-from mooncake_store.testing import wait_until
+from mooncake_store.testing import free_port, wait_until
 from mooncake_store.transport import AsyncTcpDataPath, TcpDataPath
 from mooncake_store.transport.tcp import TcpConnection
 from mooncake_store.wire import data
-from tests.stopwatch import Stopwatch
 
-from .tasks import Reading, make, writing_of
+from .tasks import PLENTY_S, Reading, make, writing_of
 from .test_paths import Blocking
 
 if TYPE_CHECKING:
@@ -42,12 +41,20 @@ SIZE = 200_000
 
 
 class Rogue:
-    """A server whose behaviour after the greeting is a function of (socket, request)."""
+    """A server whose behaviour after the greeting is a function of (socket, request).
+
+    Attributes:
+        connections: How many it has taken.
+        asked: There was a request.
+        served: How many connections have ended.
+    """
 
     def __init__(self, behave: Callable[[socket.socket, data.Header], None]) -> None:
         self.node_id = NODE_ID
         self.protocol = 1
         self.connections = 0
+        self.asked = threading.Event()
+        self.served = 0
         self._behave = behave
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -72,14 +79,19 @@ class Rogue:
 
     def _serve(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError, EOFError, ProtocolError):
+            self._converse(sock)
+        self.served += 1
+
+    def _converse(self, sock: socket.socket) -> None:
+        header = self._receive_header(sock)
+        _exactly(sock, header.payload_bytes)
+        greeting = data.Greeting(self.protocol, self.node_id, 1)
+        sock.sendall(data.encode_greeting(greeting, header.request_id, reply=True))
+        while True:
             header = self._receive_header(sock)
-            _exactly(sock, header.payload_bytes)
-            greeting = data.Greeting(self.protocol, self.node_id, 1)
-            sock.sendall(data.encode_greeting(greeting, header.request_id, reply=True))
-            while True:
-                header = self._receive_header(sock)
-                _exactly(sock, data.ENTRY_BYTES * header.count)
-                self._behave(sock, header)
+            _exactly(sock, data.ENTRY_BYTES * header.count)
+            self.asked.set()
+            self._behave(sock, header)
 
     @staticmethod
     def _receive_header(sock: socket.socket) -> data.Header:
@@ -125,6 +137,7 @@ def connect(
 
 PLANTED = make(SIZE)
 REPLY_BYTES = 64 + SIZE
+UNTOUCHED = b"\xa5" * SIZE
 
 
 def good_reply(header: data.Header) -> bytes:
@@ -132,53 +145,65 @@ def good_reply(header: data.Header) -> bytes:
     return bytes(data.encode_reply(data.Operation.READ, header.request_id, statuses, REPLY_BYTES))
 
 
-def send_nothing(sock: socket.socket, header: data.Header) -> None:
-    del sock, header
-    time.sleep(1.5)
+def answer_well(sock: socket.socket, header: data.Header) -> None:
+    sock.sendall(good_reply(header) + PLANTED.extent[:REPLY_BYTES])
 
 
-def drip(sock: socket.socket, header: data.Header) -> None:
-    for byte in good_reply(header) + PLANTED.extent:
-        sock.sendall(bytes([byte]))
-        time.sleep(0.02)
+class Stalling:
+    """Ways to keep a reader or a writer waiting, until the test has seen it give up."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def send_nothing(self, sock: socket.socket, header: data.Header) -> None:
+        del sock, header
+        self.over.wait(PLENTY_S)
+
+    def drip(self, sock: socket.socket, header: data.Header) -> None:
+        for byte in good_reply(header) + PLANTED.extent:
+            sock.sendall(bytes([byte]))
+            time.sleep(0.02)
+
+    def stall_in_the_body(self, sock: socket.socket, header: data.Header) -> None:
+        sock.sendall(good_reply(header) + PLANTED.extent[: SIZE // 2])
+        self.over.wait(PLENTY_S)
+        sock.sendall(b"\x11" * SIZE)
 
 
-def stall_in_the_body(sock: socket.socket, header: data.Header) -> None:
-    sock.sendall(good_reply(header) + PLANTED.extent[: SIZE // 2])
-    time.sleep(1.5)
-    sock.sendall(b"\x11" * SIZE)
+@pytest.fixture
+def stalling() -> Iterator[Stalling]:
+    stalling = Stalling()
+    yield stalling
+    stalling.over.set()
 
 
-@pytest.mark.parametrize("behave", [send_nothing, drip, stall_in_the_body])
+@pytest.mark.parametrize("way", ["send_nothing", "drip", "stall_in_the_body"])
 def test_a_stalling_peer_costs_no_more_than_the_deadline(
-    connect: Callable[[Rogue], DataPath],
-    behave: Callable[[socket.socket, data.Header], None],
+    connect: Callable[[Rogue], DataPath], stalling: Stalling, way: str
 ) -> None:
-    path = connect(Rogue(behave))
+    """It goes on to stall until the call has ended: nothing but the deadline can end it."""
+    rogue = Rogue(getattr(stalling, way))
+    path = connect(rogue)
     reading = Reading(PLANTED, 0)
     began = time.monotonic()
-    watch = Stopwatch()
     path.read([reading.task], Deadline(0.4))
-    spent_s = watch.spent_s()
+    assert not stalling.over.is_set()
     assert time.monotonic() - began > 0.3
     assert isinstance(reading.task.error, DeadlineExceeded)
-    assert spent_s < 0.9
     seen = [bytes(buffer) for buffer in reading.buffers]
-    until = time.monotonic() + 2.0
-    while time.monotonic() < until:  # Late bytes must never reach the caller's memory.
-        assert [bytes(buffer) for buffer in reading.buffers] == seen
-        time.sleep(0.1)
+    stalling.over.set()
+    wait_until(lambda: rogue.served == rogue.connections, PLENTY_S)
+    # Late bytes must never reach the caller's memory.
+    assert [bytes(buffer) for buffer in reading.buffers] == seen
 
 
 def test_a_writer_whose_peer_takes_nothing_ends_by_its_deadline(
-    connect: Callable[[Rogue], DataPath],
+    connect: Callable[[Rogue], DataPath], stalling: Stalling
 ) -> None:
-    path = connect(Rogue(send_nothing))
+    path = connect(Rogue(stalling.send_nothing))
     planted = make(32 << 20)
     task = writing_of(planted, 0)
-    watch = Stopwatch()
     path.write([task], Deadline(0.4))
-    assert watch.spent_s() < 0.9
     assert isinstance(task.error, DeadlineExceeded)
 
 
@@ -191,7 +216,7 @@ def test_a_peer_that_closes_in_the_body_is_unreachable(
 
     path = connect(Rogue(behave))
     reading = Reading(PLANTED, 0)
-    path.read([reading.task], Deadline(5))
+    path.read([reading.task], Deadline(PLENTY_S))
     assert isinstance(reading.task.error, Unreachable)
 
 
@@ -206,18 +231,18 @@ def test_a_kept_connection_that_died_is_replaced_without_an_error(
     path = connect(rogue)
     for number in range(1, 4):
         reading = Reading(PLANTED, 0)
-        path.read([reading.task], Deadline(5))
+        path.read([reading.task], Deadline(PLENTY_S))
         reading.check()
         assert rogue.connections == number
 
 
 def test_nobody_there_is_unreachable(connect: Callable[[Rogue], DataPath]) -> None:
-    rogue = Rogue(send_nothing)
-    path = connect(rogue)
+    rogue = Rogue(answer_well)
     rogue.close()
-    time.sleep(0.05)
+    rogue.port = free_port()  # Not its own, which is anybody's now.
+    path = connect(rogue)
     reading = Reading(PLANTED, 0)
-    path.read([reading.task], Deadline(5))
+    path.read([reading.task], Deadline(PLENTY_S))
     assert isinstance(reading.task.error, Unreachable)
     assert "rogue" in str(reading.task.error)
 
@@ -225,23 +250,23 @@ def test_nobody_there_is_unreachable(connect: Callable[[Rogue], DataPath]) -> No
 def test_another_process_on_the_port_is_the_wrong_peer(
     connect: Callable[[Rogue], DataPath],
 ) -> None:
-    rogue = Rogue(lambda sock, header: sock.sendall(good_reply(header) + PLANTED.extent))
+    rogue = Rogue(answer_well)
     rogue.node_id = "cd" * 16
     path = connect(rogue)
     reading = Reading(PLANTED, 0)
-    path.read([reading.task], Deadline(5))
+    path.read([reading.task], Deadline(PLENTY_S))
     assert isinstance(reading.task.error, WrongPeer)
-    assert reading.got == b"\xa5" * SIZE
+    assert reading.got == UNTOUCHED
 
 
 def test_another_protocol_version_is_told_which_side_to_upgrade(
     connect: Callable[[Rogue], DataPath],
 ) -> None:
-    rogue = Rogue(send_nothing)
+    rogue = Rogue(answer_well)
     rogue.protocol = 2
     path = connect(rogue)
     reading = Reading(PLANTED, 0)
-    path.read([reading.task], Deadline(5))
+    path.read([reading.task], Deadline(PLENTY_S))
     assert isinstance(reading.task.error, ProtocolMismatch)
     assert "upgrade this side" in str(reading.task.error)
 
@@ -281,7 +306,7 @@ def test_a_reply_to_something_else_ends_the_connection(
     path = connect(rogue)
     for number in (1, 2):
         reading = Reading(PLANTED, 0)
-        path.read([reading.task], Deadline(2))
+        path.read([reading.task], Deadline(PLENTY_S))
         assert isinstance(reading.task.error, ProtocolError)
         assert rogue.connections == number
 
@@ -298,7 +323,7 @@ def test_a_refusal_is_its_error_and_keeps_the_connection(
     path = connect(rogue)
     for _ in range(2):
         reading = Reading(PLANTED, 0)
-        path.read([reading.task], Deadline(2))
+        path.read([reading.task], Deadline(PLENTY_S))
         assert type(reading.task.error) is type(data.error_of(status, node="rogue"))
     assert rogue.connections == 1
 
@@ -321,22 +346,26 @@ def test_an_extent_that_is_reused_while_it_is_sent_is_stale_not_damaged(
 
         path = connect(Rogue(behave))
         reading = Reading(PLANTED, 0)
-        path.read([reading.task], Deadline(5))
+        path.read([reading.task], Deadline(PLENTY_S))
         assert type(reading.task.error) is error
 
 
-def test_closing_a_path_ends_calls_under_way(connect: Callable[[Rogue], DataPath]) -> None:
-    path = connect(Rogue(send_nothing))
+def test_closing_a_path_ends_calls_under_way(
+    connect: Callable[[Rogue], DataPath], stalling: Stalling
+) -> None:
+    rogue = Rogue(stalling.send_nothing)
+    path = connect(rogue)
     if isinstance(path, Blocking):
         pytest.skip("one event loop runs one call after the other here")
     reading = Reading(PLANTED, 0)
-    thread = threading.Thread(target=path.read, args=([reading.task], Deadline(20)))
+    thread = threading.Thread(target=path.read, args=([reading.task], Deadline(PLENTY_S)))
     thread.start()
-    time.sleep(0.2)
+    assert rogue.asked.wait(PLENTY_S)
     path.close()
-    thread.join(2)
+    thread.join(PLENTY_S)
     assert not thread.is_alive()
     assert isinstance(reading.task.error, PeerError)
+    assert not isinstance(reading.task.error, DeadlineExceeded)
 
 
 def test_more_callers_than_connections_wait_for_their_turn() -> None:
@@ -348,7 +377,7 @@ def test_more_callers_than_connections_wait_for_their_turn() -> None:
     path = TcpDataPath("127.0.0.1", rogue.port, node_id=NODE_ID, node="rogue", connections_max=3)
     readings = [Reading(PLANTED, 0) for _ in range(12)]
     threads = [
-        threading.Thread(target=path.read, args=([reading.task], Deadline(10)))
+        threading.Thread(target=path.read, args=([reading.task], Deadline(PLENTY_S)))
         for reading in readings
     ]
     for thread in threads:
@@ -370,7 +399,7 @@ def test_a_connection_that_failed_is_closed_before_another_takes_its_place(
     def behave(sock: socket.socket, header: data.Header) -> None:
         if rogue.connections == 1:
             asked.set()
-            assert waited.wait(10)
+            assert waited.wait(PLENTY_S)
             raise EOFError  # it closes, and the first read fails
         opened_meanwhile.set()
         sock.sendall(good_reply(header) + PLANTED.extent[:REPLY_BYTES])
@@ -387,17 +416,17 @@ def test_a_connection_that_failed_is_closed_before_another_takes_its_place(
     path = TcpDataPath("127.0.0.1", rogue.port, node_id=NODE_ID, node="rogue", connections_max=1)
     first, second = Reading(PLANTED, 0), Reading(PLANTED, 0)
     threads = [
-        threading.Thread(target=path.read, args=([reading.task], Deadline(30)))
+        threading.Thread(target=path.read, args=([reading.task], Deadline(PLENTY_S)))
         for reading in (first, second)
     ]
     threads[0].start()
-    assert asked.wait(10)
+    assert asked.wait(PLENTY_S)
     monkeypatch.setattr(TcpConnection, "close", close_slowly)
     threads[1].start()
-    wait_until(lambda: len(path._places.waiting) == 1, 10)
+    wait_until(lambda: len(path._places.waiting) == 1, PLENTY_S)
     waited.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(PLENTY_S)
     assert closed
     assert not any(closed)
     assert isinstance(first.task.error, Unreachable)
@@ -424,25 +453,26 @@ def test_a_connection_that_cannot_be_closed_keeps_its_place_from_nobody(
     path = TcpDataPath("127.0.0.1", rogue.port, node_id=NODE_ID, node="rogue", connections_max=1)
     monkeypatch.setattr(TcpConnection, "close", fail_to_close)
     with pytest.raises(ZeroDivisionError):
-        path.read([Reading(PLANTED, 0).task], Deadline(10))
+        path.read([Reading(PLANTED, 0).task], Deadline(PLENTY_S))
     reading = Reading(PLANTED, 0)
-    path.read([reading.task], Deadline(10))
+    path.read([reading.task], Deadline(PLENTY_S))
     reading.check()
     path.close()
     rogue.close()
 
 
-async def test_a_cancelled_read_leaves_the_targets_alone() -> None:
-    rogue = Rogue(stall_in_the_body)
+async def test_a_cancelled_read_leaves_the_targets_alone(stalling: Stalling) -> None:
+    rogue = Rogue(stalling.stall_in_the_body)
     path = AsyncTcpDataPath("127.0.0.1", rogue.port, node_id=NODE_ID, node="rogue")
     reading = Reading(PLANTED, 0)
-    task = asyncio.ensure_future(path.read([reading.task], Deadline(20)))
-    await asyncio.sleep(0.3)
+    task = asyncio.ensure_future(path.read([reading.task], Deadline(PLENTY_S)))
+    await asyncio.to_thread(wait_until, lambda: reading.got != UNTOUCHED, PLENTY_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     seen = bytes(reading.buffers[0])
-    await asyncio.sleep(2)
+    stalling.over.set()
+    await asyncio.to_thread(wait_until, lambda: rogue.served == 1, PLENTY_S)
     assert bytes(reading.buffers[0]) == seen
     await path.aclose()
     rogue.close()
@@ -468,7 +498,7 @@ async def test_one_long_read_does_not_stop_the_event_loop() -> None:
             await asyncio.sleep(0)
 
     counter = asyncio.ensure_future(count())
-    await path.read([reading.task], Deadline(20))
+    await path.read([reading.task], Deadline(PLENTY_S))
     counter.cancel()
     reading.check()
     assert turns > 16

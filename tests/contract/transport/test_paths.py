@@ -34,7 +34,7 @@ from mooncake_store.transport.extents import MOVE_BYTES_MIN
 
 from .planting import Ground, file_bytes, format_segment
 from .suite import DataPathContract
-from .tasks import INCARNATION, POOL_BYTES, identity_of, make
+from .tasks import INCARNATION, PLENTY_S, POOL_BYTES, identity_of, make
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -162,7 +162,9 @@ class OnSharedMemory(DataPathContract):
 
     @pytest.fixture
     def shm(self, shared_place: tuple[Ground, str]) -> ShmDataPath:
-        return ShmDataPath.connect(shared_place[1], node_id=NODE_ID, node="n", deadline=Deadline(5))
+        return ShmDataPath.connect(
+            shared_place[1], node_id=NODE_ID, node="n", deadline=Deadline(PLENTY_S)
+        )
 
     @pytest.fixture
     def path(self, make_path: DataPath, ground: Ground) -> Iterator[DataPath]:

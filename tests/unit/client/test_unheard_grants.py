@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import pytest
 
+from mooncake_client import _line
 from mooncake_client._async_connections import AsyncLine
 from mooncake_client._line import CallDeadline, Line
 from mooncake_store import limits
@@ -43,18 +45,29 @@ def is_abort(frame: Frame) -> bool:
     return is_one and control.REQUEST_DECODERS[frame.kind].decode(frame.body) == ABORT
 
 
-def test_a_blocking_line_gives_back_what_was_granted_too_late() -> None:
+def test_a_blocking_line_gives_back_what_was_granted_too_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_line, "OWED_S_MAX", 100.0)
     ours, theirs = socket.socketpair()
+    deadline = CallDeadline(100, is_explicit=True)
+
+    def run_out_of_time() -> None:
+        deadline.at_s = monotonic()
+
+    def answer() -> None:
+        (second,) = requests(theirs.recv(1 << 16))
+        theirs.sendall(reply_to(second, STARTED))
+
     with contextlib.closing(theirs):
         line = Line(ours, Spinner())
         with pytest.raises(DeadlineExceeded):
-            line.ask(START, CallDeadline(0.01, is_explicit=True))
+            line.ask(START, deadline, run_out_of_time)
         assert line.outlives_deadline()
         (first,) = requests(theirs.recv(1 << 16))
         theirs.sendall(reply_to(first, STARTED))
-        with pytest.raises(DeadlineExceeded):
-            line.ask(START, CallDeadline(0.2, is_explicit=True))
-        _, told = requests(theirs.recv(1 << 16))
+        assert line.ask(START, CallDeadline(100, is_explicit=True), answer) == STARTED
+        (told,) = requests(theirs.recv(1 << 16))
         assert is_abort(told)
         line.close()
 

@@ -26,6 +26,7 @@ from mooncake_store.errors import NotLeader, StoreError, Unreachable
 from mooncake_store.testing import VirtualClock
 from mooncake_store.wire.address import Address
 from mooncake_store.wire.control import DescribeCluster, Done, Exists, Message
+from tests.unit.master.looptime import stop_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -288,6 +289,7 @@ class Play:
 @pytest.fixture
 async def play(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Play]:
     monkeypatch.setattr(campaign, "LOOK_S", 0.002)
+    stop_time(monkeypatch)
     running = Play()
     yield running
     assert running.task is not None

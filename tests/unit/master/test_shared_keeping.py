@@ -17,6 +17,7 @@ from mooncake_master.switchboard import Switchboard
 from mooncake_store.errors import NotLeader, Overloaded, StoreError, Unreachable
 from mooncake_store.testing import VirtualClock
 from mooncake_store.wire.control import Done, Exists, Message
+from tests.unit.master.looptime import stop_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -75,6 +76,7 @@ async def keeping(
     archive: FakeArchive, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[SharedKeeping]:
     monkeypatch.setattr(shared, "RETRY_S", 0.001)
+    stop_time(monkeypatch)
     keeping = SharedKeeping(archive)
     await keeping.begin("me", Remembered(lasting=False))
     task = asyncio.create_task(keeping.run())
