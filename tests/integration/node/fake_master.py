@@ -6,13 +6,16 @@ import contextlib
 import socket
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from mooncake_store.deadline import Deadline
 from mooncake_store.errors import Overloaded, StoreError
-from mooncake_store.testing import wait_until
+from mooncake_store.testing import free_port, wait_until
 from mooncake_store.wire import control, frames
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 M = TypeVar("M", bound=control.Message)
@@ -49,8 +52,10 @@ class FakeMaster:
         self._nodes: list[_Peer] = []
         self._peers: list[_Peer] = []
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family)
-        self.port = self._listener.getsockname()[1]
+        # Below the ports of outgoing connections: of a master that is away, none is taken, and no
+        # node that looks for it meets itself.
+        self.port = port or free_port(host)
+        self._listener = socket.create_server((host, self.port), family=family)
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -110,6 +115,23 @@ class FakeMaster:
         """Give orders one right after the other; return their answers."""
         peer = self._nodes[-1]
         return [peer.wait(number, 20.0) for number in [peer.send(each) for each in messages]]
+
+    def keep_busy(
+        self, orders: list[control.Message], until: Callable[[], bool], deadline_s: float
+    ) -> list[control.Message]:
+        """Give orders in turn, each before the one before is answered; return their answers.
+
+        Raises:
+            AssertionError: What is waited for does not come true in time.
+        """
+        peer, deadline, answers = self._nodes[-1], Deadline(deadline_s), []
+        under_way = deque([peer.send(orders[0])])
+        while len(answers) < len(orders) or not until():
+            assert deadline.left_s() > 0, "the node is busy, and does nothing else"
+            under_way.append(peer.send(orders[(len(answers) + 1) % len(orders)]))
+            answers.append(peer.wait(under_way.popleft(), 20.0))
+        answers.append(peer.wait(under_way.popleft(), 20.0))
+        return answers
 
     def free(self, *items: control.FreeItem, term: int = 0) -> bytes:
         """Tell the node to free extents; return its answers."""

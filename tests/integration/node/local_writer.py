@@ -1,6 +1,7 @@
-"""A process that writes one extent through shared memory, as slowly as it is told. Run as a module.
+"""A process that writes one extent through shared memory, when it is told. Run as a module.
 
-It says what it does on stdout, one word a line: ``begun`` after the first slice, then the result.
+It says ``begun`` on stdout after the first slice, and waits for a line on stdin before it writes
+the others; then it says the result.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 
 from mooncake_store.deadline import Deadline
 from mooncake_store.transport import ShmDataPath
@@ -28,7 +28,7 @@ def main() -> None:
     for number, _ in enumerate(steps):
         if number == 0:
             _say(f"begun {os.getpid()} {thing.identity.version}")
-        time.sleep(order["pause_s"])
+            sys.stdin.readline()
     _say("landed" if task.error is None else type(task.error).__name__)
 
 

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 
 class Writer:
-    """``local_writer`` as a process that has written its first MiB."""
+    """``local_writer`` as a process that has written its first MiB and goes on when it is told."""
 
-    def __init__(self, register: Register, offset: int, *, pause_s: float = 0.05) -> None:
+    def __init__(self, register: Register, offset: int) -> None:
         incarnation = register.segments[0].incarnation
         self.offset = offset
         self.size = 4 * MIB
@@ -47,10 +47,10 @@ class Writer:
             "term": 1,
             "local_path": register.local_path,
             "node_id": register.node_id,
-            "pause_s": pause_s,
         }
         self.process = subprocess.Popen(  # noqa: S603 - ourselves
             [sys.executable, "-m", f"{__package__}.local_writer", json.dumps(order)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -63,14 +63,16 @@ class Writer:
         self.item = control.FreeItem(incarnation, offset, self.size + MIB, self.version)
 
     def result(self) -> str:
+        """Let it go on, and return what became of it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def end(self) -> None:
         self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self.process.communicate()
 
 
 @pytest.fixture
@@ -209,7 +211,7 @@ def test_a_write_over_tcp_is_cut_off_before_its_extent_is_free(
     old = make_thing(register.segments[0].incarnation, 8 * MIB, 4 * MIB, key="old")
     slow = SlowWrite(register, old, sent)
     if sent:
-        wait_until(lambda: len(node._incoming) == 1, 5)
+        wait_until(lambda: len(node._incoming) == 1, 30)
     assert master.free(old.item) == b"\x01"
     new = newer(register, 8 * MIB)
     with tcp_of(register) as tcp:
@@ -230,7 +232,7 @@ def test_a_new_reign_cuts_off_the_writes_of_the_old_one(
     register = master.wait_registered()
     old = make_thing(register.segments[0].incarnation, 0, MIB)
     slow = SlowWrite(register, old, MIB // 2)
-    wait_until(lambda: len(node._incoming) == 1, 5)
+    wait_until(lambda: len(node._incoming) == 1, 30)
     master.order(control.SetEpochs(2, {}), control.Done)
     assert slow.finish() == data.Status.FENCED
     slow.socket.close()
@@ -243,9 +245,9 @@ def test_a_writer_that_goes_away_half_way_leaves_nothing(
     register = master.wait_registered()
     thing = make_thing(register.segments[0].incarnation, 0, MIB)
     slow = SlowWrite(register, thing, MIB // 2)
-    wait_until(lambda: len(node._incoming) == 1, 5)
+    wait_until(lambda: len(node._incoming) == 1, 30)
     slow.socket.close()
-    wait_until(lambda: not len(node._incoming), 5)
+    wait_until(lambda: not len(node._incoming), 30)
     page = master.order(control.ListDirectory(1, thing.incarnation), control.DirectoryPage)
     assert page.entries == []
     with tcp_of(register) as tcp:

