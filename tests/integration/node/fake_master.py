@@ -124,7 +124,8 @@ class FakeMaster:
         Raises:
             AssertionError: What is waited for does not come true in time.
         """
-        peer, deadline, answers = self._nodes[-1], Deadline(deadline_s), []
+        peer, deadline = self._nodes[-1], Deadline(deadline_s)
+        answers: list[control.Message] = []
         under_way = deque([peer.send(orders[0])])
         while len(answers) < len(orders) or not until():
             assert deadline.left_s() > 0, "the node is busy, and does nothing else"

@@ -49,11 +49,10 @@ class Rig:
         self.directory = directory
         self.node = start(ssd=(f"{directory}:{size}",), **options)
         self.master = master
+        # With its store, which it may have opened late.
         self.register = wait_until(
-            lambda: next((each for each in master.registers if len(each.segments) > 1), None),
-            60,
-            what="a node registers with its store, which it may have opened late",
-        )
+            lambda: [each for each in master.registers if len(each.segments) > 1], 60
+        )[0]
         self.number = NEW_NUMBER
 
     @property
