@@ -7,13 +7,12 @@ store left in it is removed. An index that cannot be believed means the same: a 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from mooncake_storage_node.ssd.core import records
 from mooncake_storage_node.ssd.core.admission import Wear
@@ -25,12 +24,11 @@ from mooncake_storage_node.ssd.format import (
     Witness,
     new_identity,
     read_format,
-    read_text,
     write_format,
-    write_text,
 )
 from mooncake_storage_node.ssd.index import IndexDamaged, IndexFailed
 from mooncake_storage_node.ssd.ledger import Ledger
+from mooncake_storage_node.ssd.locking import take_lock
 from mooncake_storage_node.ssd.recovery import Recovery
 from mooncake_store.errors import ConfigError
 from mooncake_store.units import format_bytes
@@ -45,9 +43,6 @@ if TYPE_CHECKING:
     from mooncake_storage_node.ssd.options import Options
     from mooncake_storage_node.ssd.requests import Dropped
     from mooncake_storage_node.ssd.statistics import Counters
-
-LOCK_WAIT_S: Final = 3.0
-"""Time that a killed predecessor's index process may take for its last commit."""
 
 _log = logging.getLogger(__name__)
 
@@ -208,16 +203,7 @@ class _Opening:
     def _lock(self) -> File:
         lock = self._system.open(self._paths.lock, create=True)
         self._stack.callback(lock.close)
-        until_s = time.monotonic() + LOCK_WAIT_S
-        while not lock.lock():
-            if time.monotonic() > until_s:
-                owner = read_text(lock).strip() or "another process"
-                raise ConfigError(
-                    f"the store in {self._wanted.directory} is in use by {owner}: each store needs"
-                    " a directory of its own"
-                )
-            time.sleep(0.05)
-        write_text(lock, f"process {os.getpid()}\n")
+        take_lock(lock, self._wanted.directory)
         return lock
 
     def _format(self) -> Format:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import subprocess
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
-from mooncake_storage_node.ssd import Span, State, Store
+from mooncake_storage_node.ssd import Span, State, Store, locking
+from mooncake_storage_node.ssd import format as texts
+from mooncake_storage_node.ssd.disk import FOLDER
 from mooncake_store.deadline import Deadline
 from mooncake_store.errors import (
     ChecksumMismatch,
@@ -40,6 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mooncake_storage_node.ssd import Dropped
+    from mooncake_storage_node.ssd.files import File
 
 REGION = ".region"
 
@@ -383,3 +391,31 @@ def test_a_second_store_on_a_directory_is_refused_in_a_sentence(tmp_path: Path) 
     with opened(tmp_path) as store, pytest.raises(ConfigError, match="in use by process"):
         assert isinstance(store, Store)
         Store.open(tmp_path, 64 * MIB)
+
+
+def test_fr_011_a_killed_stores_last_commit_is_waited_for_on_a_slow_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its index process has the lock until that is over."""
+    monkeypatch.setattr(locking, "LOCK_WAIT_S", 0.0)
+    with opened(tmp_path) as store:
+        data = fill(store, range(1, 5), 64 * KIB)
+    with subprocess.Popen([sys.executable, "-c", ""]) as killed:
+        pass
+    with (tmp_path / FOLDER / "lock").open("r+") as held, ThreadPoolExecutor(1) as opening:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        held.write(f"process {killed.pid}\n")
+        held.flush()
+        looks: list[str] = []
+        read_text = texts.read_text
+
+        def look(file: File) -> str:
+            looks.append(read_text(file))
+            return looks[-1]
+
+        monkeypatch.setattr(locking, "read_text", look)
+        found = opening.submit(Store.open, tmp_path, 64 * MIB, files=FaultyFiles())
+        wait_until(lambda: len(looks) > 2 or found.done(), WAIT_S)
+        fcntl.flock(held, fcntl.LOCK_UN)
+        with closing(found.result(WAIT_S)) as again:
+            assert set(outcomes(again, data).values()) == {"ok"}
