@@ -128,9 +128,9 @@ def test_a_request_that_waits_ends_at_its_deadline(
     master: EmbeddedMaster, segment: Segment
 ) -> None:
     space = opened(master)
-    assert isinstance(start(master, space, "k", 1, 5.0), control.PutGrant)
+    assert isinstance(start(master, space, "k", 1, 60.0), control.PutGrant)
     begun_s = time.monotonic()
-    answer = start(master, space, "k", 1, 0.3)  # the first put has the room for 5 s
+    answer = start(master, space, "k", 1, 0.3)  # the first put has the room for longer
     assert time.monotonic() - begun_s > 0.25
     assert isinstance(answer, control.Refusal)
     assert answer.code == PutUnderWay.code
@@ -161,9 +161,9 @@ def test_a_get_waits_for_a_put_of_another_thread(master: EmbeddedMaster, segment
 def test_a_put_waits_until_a_hold_ends(master: EmbeddedMaster, segment: Segment) -> None:
     space = opened(master)
     put(master, segment, space, "held", POOL_BYTES * 3 // 4)
-    master.request(control.Probe(space.slot, space.epoch, ["held"], hold_s=0.4), 1.0)
     begun_s = time.monotonic()
-    answer = start(master, space, "next", POOL_BYTES * 3 // 4, 5.0)
+    master.request(control.Probe(space.slot, space.epoch, ["held"], hold_s=0.4), 5.0)
+    answer = start(master, space, "next", POOL_BYTES * 3 // 4, 30.0)
     assert isinstance(answer, control.PutGrant), answer
     assert time.monotonic() - begun_s >= 0.3
 

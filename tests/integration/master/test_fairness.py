@@ -1,16 +1,19 @@
-"""One client asks for tens of thousands of keys at a time; the others hardly notice (FR-039)."""
+"""One client asks for tens of thousands of keys at a time; the others hardly notice (FR-039).
+
+How long a lookup takes is a matter of the machine, too. What is the master's alone is how many of
+other clients' frames it handles before it answers one.
+"""
 
 from __future__ import annotations
 
-import threading
-import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from mooncake_store.errors import Unreachable
 from mooncake_store.limits import BATCH_KEYS_MAX
-from mooncake_store.testing import MasterProcess, WireClient
-from mooncake_store.wire import control
+from mooncake_store.testing import MasterProcess, WireClient, wait_until
+from mooncake_store.wire import control, frames
 from tests.integration.master.fake_node import FakeNode, put
 
 if TYPE_CHECKING:
@@ -18,10 +21,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-PROBED_KEYS = 50_000
-P99_S_MAX = 0.05
-TRIES = 3
-"""A machine that is busy with something else is given another chance, not a longer time."""
+PROBED_KEYS: Final = 50_000
+FRAMES: Final = PROBED_KEYS // BATCH_KEYS_MAX + 1
 
 
 @pytest.fixture
@@ -32,58 +33,60 @@ def space(master: MasterProcess) -> Iterator[control.NamespaceRecord]:
         yield opened
 
 
-class BulkClients:
-    """Clients that never stop probing, each with a whole pipeline of full frames."""
+class BulkClient:
+    """A client that sends a whole pipeline of full frames at once.
 
-    def __init__(self, master: MasterProcess, space: control.NamespaceRecord, count: int) -> None:
+    Attributes:
+        left: Frames that have not been answered yet, as far as was looked.
+    """
+
+    def __init__(self, master: MasterProcess, space: control.NamespaceRecord) -> None:
         keys = [f"absent-{number:056d}" for number in range(BATCH_KEYS_MAX)]
-        self._probe = control.Exists(space.slot, space.epoch, keys)
-        self._stop = threading.Event()
-        self._wires = [WireClient("127.0.0.1", master.port, deadline_s=60) for _ in range(count)]
-        self._threads = [threading.Thread(target=self._run, args=(wire,)) for wire in self._wires]
-        self.rounds = 0
-        for thread in self._threads:
-            thread.start()
+        probe = control.Exists(space.slot, space.epoch, keys)
+        kind = control.KINDS[control.Exists]
+        self._pipeline = b"".join(
+            frames.encode_frame(kind, probe, request_id=number + 2, deadline_ms=60_000)
+            for number in range(FRAMES)
+        )
+        self.wire = WireClient("127.0.0.1", master.port, deadline_s=60.0)
+        self.left = 0
 
-    def _run(self, wire: WireClient) -> None:
-        while not self._stop.is_set():
-            numbers = [wire.send(self._probe) for _ in range(PROBED_KEYS // BATCH_KEYS_MAX + 1)]
-            for number in numbers:
-                assert len(wire.reply(number).found) == BATCH_KEYS_MAX
-            self.rounds += 1
+    def begin(self) -> None:
+        self.left = FRAMES
+        self.wire.send_bytes(self._pipeline)
 
-    def close(self) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(60.0)
-        for wire in self._wires:
-            wire.close()
+    def look(self) -> None:
+        """Take the answers that are there."""
+        try:
+            while self.left:
+                frame = self.wire.frame(deadline_s=1e-6)
+                answer = control.REPLY_DECODERS[frame.kind].decode(frame.body)
+                assert isinstance(answer, control.ExistsReply)
+                self.left -= 1
+        except Unreachable as error:
+            if "in time" not in str(error) and "timed out" not in str(error):
+                raise
 
 
 @pytest.mark.parametrize("clients", [1, 3])
-def test_a_single_lookup_stays_quick_beside_probes_of_fifty_thousand_keys(
+def test_lookups_are_answered_amid_probes_of_fifty_thousand_keys(
     master: MasterProcess, space: control.NamespaceRecord, clients: int
 ) -> None:
-    percentiles = []
-    for _ in range(TRIES):
-        bulk = BulkClients(master, space, clients)
-        try:
-            percentiles.append(lookups_p99_s(master, space))
-        finally:
-            bulk.close()
-        assert bulk.rounds
-        if percentiles[-1] <= P99_S_MAX:
-            break
-    assert min(percentiles) <= P99_S_MAX
+    bulk = [BulkClient(master, space) for _ in range(clients)]
+    with WireClient("127.0.0.1", master.port, deadline_s=60.0) as wire:
 
+        def answered_meanwhile() -> int:
+            for client in bulk:
+                client.begin()
+            count = 0
+            while any(client.left for client in bulk):
+                assert wire.ask(control.Exists(space.slot, space.epoch, ["k"])).found == b"\1"
+                for client in bulk:
+                    client.look()
+                count += any(client.left for client in bulk)
+            return count
 
-def lookups_p99_s(master: MasterProcess, space: control.NamespaceRecord) -> float:
-    """Look one key up for a while, and return the 99th percentile of the times."""
-    times = []
-    with WireClient("127.0.0.1", master.port) as wire:
-        end_s = time.monotonic() + 2.0
-        while time.monotonic() < end_s:
-            begun_s = time.monotonic()
-            assert wire.ask(control.Exists(space.slot, space.epoch, ["k"])).found == b"\1"
-            times.append(time.monotonic() - begun_s)
-    return sorted(times)[len(times) * 99 // 100]
+        # Not each time: a test that had to wait for a processor comes when the others are done.
+        wait_until(lambda: answered_meanwhile() >= FRAMES // 2, 60)
+    for client in bulk:
+        client.wire.close()

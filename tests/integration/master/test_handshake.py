@@ -55,7 +55,7 @@ def test_a_peer_of_another_protocol_version_is_told_which_side_to_upgrade(
     with raw(master) as wire:
         with pytest.raises(ProtocolMismatch, match=f"upgrade the {older}"):
             wire.ask(control.Hello(protocol, "client", "test", "another"))
-        assert wire.closes_within(5.0)
+        assert wire.closes_within(30.0)
 
 
 def test_a_handshake_of_a_later_version_may_look_different(master: MasterProcess) -> None:
@@ -100,14 +100,14 @@ def test_a_peer_without_a_known_role_is_refused(master: MasterProcess, role: str
     with raw(master) as wire:
         with pytest.raises(StoreError, match="role"):
             wire.ask(control.Hello(1, role, "test", "x"))
-        assert wire.closes_within(5.0)
+        assert wire.closes_within(30.0)
 
 
 def test_a_request_before_the_handshake_is_refused(master: MasterProcess) -> None:
     with raw(master) as wire:
         with pytest.raises(ProtocolError, match="Hello"):
             wire.ask(control.ListNamespaces())
-        assert wire.closes_within(5.0)
+        assert wire.closes_within(30.0)
 
 
 def test_a_second_handshake_is_refused_and_the_connection_stays_usable(wire: WireClient) -> None:
@@ -124,7 +124,7 @@ def test_a_malformed_request_gets_a_typed_error_and_the_connection_ends(
             wire.send_bytes(frames.HEADER.pack(len(body), 14, 0, 5, 1000) + body)
             with pytest.raises(ProtocolError, match="no valid Exists"):
                 wire.reply(5)
-            assert wire.closes_within(5.0)
+            assert wire.closes_within(30.0)
 
 
 def test_two_requests_of_one_number_cannot_be_under_way(wire: WireClient) -> None:
@@ -140,12 +140,12 @@ def test_two_requests_of_one_number_cannot_be_under_way(wire: WireClient) -> Non
 
 def test_a_stranger_who_says_nothing_is_dropped(master: MasterProcess) -> None:
     with raw(master) as wire:
-        assert wire.closes_within(5.0)
+        assert wire.closes_within(30.0)
 
 
 def test_a_known_peer_may_be_idle(master: MasterProcess, wire: WireClient) -> None:
     with raw(master) as stranger:
-        assert stranger.closes_within(5.0)  # which takes longer than the handshake may
+        assert stranger.closes_within(30.0)  # which takes longer than the handshake may
     assert isinstance(wire.ask(control.ListNamespaces()), control.NamespaceList)
 
 

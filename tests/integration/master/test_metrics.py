@@ -10,11 +10,12 @@ import pytest
 
 from mooncake_store.extent import extent_bytes, name_bytes
 from mooncake_store.testing import MasterProcess, WireClient, parse_metrics, wait_until, walk
+from mooncake_store.testing.waiting import ConditionNotMet
 from mooncake_store.wire import control
 from tests.integration.master.fake_node import FakeNode, put
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.processes
 
@@ -37,26 +38,41 @@ def gauge_sum(numbers: dict[str, float], name: str) -> float:
 
 
 def check_against_walk(master: MasterProcess, wire: WireClient) -> None:
-    """Compare what is exported with what is listed, when nodes have confirmed what was freed."""
+    """Compare what is exported with what is listed, when the master has come to rest.
+
+    Before, nodes confirm what was freed, and it evicts between the two looks.
+    """
+    differences: list[str] = []
 
     def equal() -> bool:
         numbers = metrics(master)
         objects = list(walk(wire))
-        assert gauge_sum(numbers, "mooncake_master_namespace_objects_count") == len(objects)
         replicas = sum(len(record.replicas) for _, record in objects)
         lengths = sum(record.length for _, record in objects)
-        assert gauge_sum(numbers, "mooncake_master_namespace_object_bytes") == lengths
-        assert numbers["mooncake_master_objects_count"] == len(objects)
-        assert numbers["mooncake_master_object_bytes"] == lengths
-        assert gauge_sum(numbers, "mooncake_master_node_replicas_count") == replicas
         used = sum(
             extent_bytes(record.length, name_bytes(name, record.key)) * len(record.replicas)
             for name, record in objects
         )
+        walked = {
+            "mooncake_master_namespace_objects_count": len(objects),
+            "mooncake_master_namespace_object_bytes": lengths,
+            "mooncake_master_objects_count": len(objects),
+            "mooncake_master_object_bytes": lengths,
+            "mooncake_master_node_replicas_count": replicas,
+            "mooncake_master_node_used_bytes": used,
+        }
         assert all(value >= 0 for value in numbers.values())
-        return gauge_sum(numbers, "mooncake_master_node_used_bytes") == used
+        differences[:] = [
+            f"{name} is {gauge_sum(numbers, name):g}, the walk found {count}"
+            for name, count in walked.items()
+            if gauge_sum(numbers, name) != count
+        ]
+        return not differences
 
-    wait_until(equal, 10.0)
+    try:
+        wait_until(equal, 30.0)
+    except ConditionNotMet:
+        raise AssertionError("; ".join(differences)) from None
 
 
 def test_numbers_equal_a_walk_after_every_kind_of_change(
@@ -102,7 +118,7 @@ def test_eviction_shows_in_the_numbers(
 def test_a_node_that_goes_shows_in_the_numbers(master: MasterProcess) -> None:
     with FakeNode(master.port, name="short-lived"):
         assert metrics(master)['mooncake_master_connections{role="node"}'] >= 2
-    wait_until(lambda: metrics(master)['mooncake_master_connections{role="node"}'] == 0, 5.0)
+    wait_until(lambda: metrics(master)['mooncake_master_connections{role="node"}'] == 0, 30.0)
 
 
 def test_every_connection_and_request_is_counted_once(master: MasterProcess) -> None:
@@ -113,12 +129,15 @@ def test_every_connection_and_request_is_counted_once(master: MasterProcess) -> 
         during = metrics(master)
     clients = 'mooncake_master_connections{role="client"}'
     assert during[clients] == before[clients] + 1
-    wait_until(lambda: metrics(master)[clients] == before[clients], 5.0)
+    wait_until(lambda: metrics(master)[clients] == before[clients], 30.0)
     name = 'mooncake_master_request_duration_seconds_count{request="ListNamespaces"}'
     assert during[name] == before.get(name, 0) + 7
 
 
-def test_nothing_moves_when_nothing_happens(master: MasterProcess) -> None:
+def test_nothing_moves_when_nothing_happens(start_master: Callable[..., MasterProcess]) -> None:
+    # Its own: what happened to another one before might still have consequences.
+    master = start_master(recovery_grace="0s")
+
     def counters() -> dict[str, float]:
         return {n: v for n, v in metrics(master).items() if n.split("{")[0].endswith("_total")}
 
@@ -139,5 +158,6 @@ def test_misses_are_counted_by_reason_and_logged_nowhere(
     after = metrics(master)
     name = 'mooncake_master_misses_total{reason="absent"}'
     assert after[name] == before[name] + 50
-    said = master.log()[logged:].splitlines()
-    assert [line for line in said if "node " not in line and "ready" not in line] == []
+    said = master.log()[logged:].splitlines()  # of nodes that come and go, and of a slow machine
+    assert [line for line in said if "absent" in line or "miss" in line] == []
+    assert len(said) < 25
