@@ -7,7 +7,7 @@
 #   make lint    ruff, format check, mypy
 #   make docs    write the generated reference pages again
 #   make simulate   random schedules of the whole cluster in virtual time (SEEDS=10000 FIRST=0)
-#   make soak    real processes under load and random kills (SECONDS=600)
+#   make soak    real processes under load and random kills (SECONDS=600 ARGS=--ha)
 #   make reports  the field reports' checks at the reports' own numbers (half an hour), with figures
 #   make bench   compare with other stores on this machine, into build/bench.json
 #   make clean   remove what the above has built

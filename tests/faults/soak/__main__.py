@@ -13,6 +13,10 @@ The master is not harmed again before it has served for ``SERVICE_S``: calls tha
 test nothing. ``served_share`` says for which part of the time it served; ``quiet_first`` and
 ``quiet_last`` are puts acknowledged per second while nothing was harmed, before and after it all.
 
+``--ha`` has three masters over a real etcd, which is harmed like the others. Whoever leads, or
+etcd, is harmed only while all nodes are live: without a data directory a node that is away for a
+whole reign comes back empty (ADR 41), which no rule here excuses.
+
 Every miss is in its journal with the reason that the master gave with it; stderr says how many
 there were of each. ``--keep DIRECTORY`` copies the journals, the logs and ``harms.log`` (what was
 harmed when, on the clock of the journals) there in the end, for whoever looks for a cause.
@@ -48,13 +52,15 @@ from mooncake_store.types import NodeState
 from mooncake_store.wire.control import DescribeCluster
 from tests.faults.soak.journal import excuse_pauses, read_journals
 from tests.faults.soak.service import Watch
+from tests.faults.soak.several import SeveralMasters
 from tests.faults.soak.worker import CLEARED, miss_note
+from tests.integration.ha.etcd import MISSING, PROGRAM
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mooncake_store.testing import History
-    from mooncake_store.testing.cluster import NodeProcess
+    from mooncake_store.testing.cluster import MasterProcess, NodeProcess
     from mooncake_store.wire.control import ClusterStatus
 
 KEYS = 120
@@ -90,6 +96,8 @@ MASTER = {
 NODES = {"dram": "48MiB"}
 SSD = "64MiB"
 ROLES = ("master", "node", "client")
+HA_ROLES = (*ROLES, *ROLES, "etcd")
+"""With several masters; what is in it twice is harmed twice as often."""
 LONG_KILLS = 100
 """Of each role, in the long form."""
 LONG_S_MAX = 1500.0
@@ -110,6 +118,8 @@ REPORT = (
     "kills_master",
     "kills_node",
     "kills_client",
+    "kills_etcd",
+    "reigns",
     "disks_taken",
     "pauses",
     "grown",
@@ -140,7 +150,9 @@ class Soak:
         self._seed = seed
         self._next_seed = seed * 10_000 + 1
         self.workers = [self._worker(number) for number in range(clients)]
-        self.kills = dict.fromkeys(ROLES, 0)
+        self._several = cluster if isinstance(cluster, SeveralMasters) else None
+        self._roles = ROLES if self._several is None else HA_ROLES
+        self.kills = dict.fromkeys(HA_ROLES, 0)
         self.disks_taken = 0
         self.seconds = 0.0
         self.begun_s = self.harmed_s = self.healed_s = 0.0
@@ -148,15 +160,20 @@ class Soak:
         self.journals: list[Path] = []
         self.watch = Watch(self._serves)
         self.quiet: list[tuple[float, float]] = []
-        self._owed_to_master = False
+        self._owed: Process | None = None
+        self._live: set[str] = set()
+        """Nodes that the master said are live."""
+        self.terms: set[int] = set()
+        """Of the reigns that were seen."""
         self.before: dict[str, tuple[int, int, int]] = {}
         self.after: dict[str, tuple[int, int, int]] = {}
         self._due: list[tuple[float, Callable[[], None]]] = []
-        self._diary = (cluster.directory / "harms.log").open("w", buffering=1)
+        self._diary = cluster.directory / "harms.log"
 
     def _did(self, what: str) -> None:
         """Write down what was harmed or healed just now."""
-        self._diary.write(f"{time.monotonic():.6f} {what}\n")
+        with self._diary.open("a") as diary:
+            diary.write(f"{time.monotonic():.6f} {what}\n")
 
     def _worker(self, number: int) -> Process:
         return Process(f"client-{number}", [], self._cluster.directory / f"client-{number}.log")
@@ -180,7 +197,7 @@ class Soak:
         """Return {process: (open files, threads, resident bytes of its own)} of the servers."""
         return {
             process.name: (process.open_files(), process.threads(), process.memory_bytes())
-            for process in (self._cluster.master, *self._cluster.nodes)
+            for process in (*self._masters, *self._cluster.nodes)
         }
 
     def run(self, seconds: float) -> None:
@@ -198,16 +215,18 @@ class Soak:
         self._count_quiet()
         self.harmed_s = harm_s = time.monotonic()
         while time.monotonic() < until_s or (
-            min(self.kills.values()) < self._kills_each and time.monotonic() < begun_s + LONG_S_MAX
+            any(self.kills[role] < self._kills_each for role in ROLES)
+            and time.monotonic() < begun_s + LONG_S_MAX
         ):
             now_s = time.monotonic()
             for at_s, action in [due for due in self._due if due[0] <= now_s]:
                 self._due = [due for due in self._due if due[1] is not action]
                 del at_s
                 action()
-            if self._owed_to_master and self._may_harm_master:
-                self._owed_to_master = False
-                self._strike(self._cluster.master)
+            if self._owed is not None and self._may_harm_service:
+                victim, self._owed = self._owed, None
+                if self._is_well(victim):
+                    self._strike(victim)
             if now_s >= harm_s:
                 self._harm()
                 harm_s = now_s + self._random.uniform(*self._harm_every_s)
@@ -236,16 +255,38 @@ class Soak:
                 status: ClusterStatus = wire.ask(DescribeCluster())
         except (StoreError, OSError):
             return False
-        return any(node.record.state == NodeState.LIVE for node in status.nodes)
+        self._live = {
+            node.record.name for node in status.nodes if node.record.state == NodeState.LIVE
+        }
+        self.terms.add(status.term)
+        return bool(self._live)
 
     @property
-    def _may_harm_master(self) -> bool:
-        master = self._cluster.master
-        return (
-            master.is_running
-            and master.name not in self._paused
-            and self.watch.service.current_s >= SERVICE_S
+    def _masters(self) -> list[MasterProcess]:
+        return [self._cluster.master] if self._several is None else [*self._several.masters]
+
+    def _carries_service(self, victim: Process) -> bool:
+        """Return whether nobody is served while a process is away."""
+        return victim is self._cluster.master or (
+            self._several is not None and victim in self._several.etcd.members
         )
+
+    @property
+    def _may_harm_service(self) -> bool:
+        """Return whether whoever carries it may be harmed now."""
+        if self.watch.service.current_s < SERVICE_S:
+            return False
+        if self._several is None:
+            return self._is_well(self._cluster.master)
+        members, nodes = self._several.etcd.members, self._cluster.nodes
+        return (
+            all(map(self._is_well, (*members, *nodes)))
+            and self._live >= {node.name for node in nodes}
+            and all(member.is_healthy() for member in members)
+        )
+
+    def _is_well(self, process: Process) -> bool:
+        return process.is_running and f"{process.name}.{process.lives}" not in self._paused
 
     @property
     def served_share(self) -> float:
@@ -253,25 +294,34 @@ class Soak:
         return self.watch.service.share(self.harmed_s, self.healed_s)
 
     def _harm(self) -> None:
-        role = self._random.choice(ROLES)
+        role = self._random.choice(self._roles)
         victims: dict[str, list[Process]] = {
-            "master": [self._cluster.master],
+            "master": self._master_odds(),
             "node": [*self._cluster.nodes],
             "client": self.workers,
+            "etcd": [] if self._several is None else [*self._several.etcd.members],
         }
         victim = self._random.choice(victims[role])
         if self._random.random() < DISK_SHARE:
             self._take_disk(self._random.choice(self._cluster.nodes))
             return
-        if victim is self._cluster.master and not self._may_harm_master:
-            self._owed_to_master = True
+        if self._carries_service(victim) and not self._may_harm_service:
+            self._owed = victim
             return
-        if victim.is_running and victim.name not in self._paused:
+        if self._owed is not None and self._several is not None and role == "node":
+            return  # All nodes are to be live when what is owed is paid.
+        if self._is_well(victim):
             self._strike(victim)
+
+    def _master_odds(self) -> list[Process]:
+        """Return the masters to choose from: as often the one that leads as one that does not."""
+        leader = self._cluster.master
+        others: list[Process] = [each for each in self._masters if each is not leader]
+        return [leader] * max(1, len(others)) + others
 
     def _strike(self, victim: Process) -> None:
         """Kill a process, or stop it for a while."""
-        if victim is self._cluster.master:
+        if self._carries_service(victim):
             self.watch.service.broken()
         if self._random.random() < PAUSE_SHARE:
             self._pause(victim)
@@ -280,6 +330,7 @@ class Soak:
 
     @property
     def _paused(self) -> set[str]:
+        """Lives that are stopped now, as ``client-1.3``."""
         return {name for name, spans in self.pauses.items() if spans and spans[-1][1] == _OPEN}
 
     def _pause(self, victim: Process) -> None:
@@ -327,10 +378,15 @@ class Soak:
                 victim.start()
             self._did(f"started {victim.name}.{victim.lives}")
 
-        self._due.append((time.monotonic() + self._random.uniform(0.0, 3.0), start))
+        away_s = self._random.uniform(0.0, ETCD_AWAY_S if kind == "etcd" else AWAY_S)
+        self._due.append((time.monotonic() + away_s, start))
 
 
 _OPEN = float("inf")
+AWAY_S = 3.0
+"""A process that was killed is started again within this time."""
+ETCD_AWAY_S = 8.0
+"""The same for etcd: twice the lease of a leader, who steps down then."""
 DISK_SHARE = 0.1
 """Of the harms that take a disk; of the others, ``PAUSE_SHARE`` stop a process for a while."""
 PAUSE_SHARE = 0.25
@@ -408,13 +464,15 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--long", action="store_true", help="at least 100 kills of each role")
+    parser.add_argument("--ha", action="store_true", help="three masters over an etcd")
     parser.add_argument("--keep", type=Path, help="where to copy the logs to")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 10_000)
     options = parser.parse_args()
     sys.stderr.write(f"seed {options.seed}\n")
-    with ProcessCluster(
-        nodes=options.nodes, master_options=MASTER, node_options=NODES, ssd=SSD
-    ) as cluster:
+    if options.ha and PROGRAM is None:
+        parser.error(MISSING)
+    kind = SeveralMasters if options.ha else ProcessCluster
+    with kind(options.nodes, master_options=MASTER, node_options=NODES, ssd=SSD) as cluster:
         soak = Soak(
             cluster,
             options.clients,
@@ -446,6 +504,7 @@ def main() -> int:
         "seconds": round(soak.seconds, 1),
         "violations": len(violations) + len(grown) + len(missing),
         "kills": sum(soak.kills.values()),
+        "reigns": len(soak.terms),
         "disks_taken": soak.disks_taken,
         "pauses": sum(map(len, soak.pauses.values())),
         "grown": len(grown),
