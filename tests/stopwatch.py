@@ -9,6 +9,7 @@ counted here.
 
 from __future__ import annotations
 
+import atexit
 import mmap
 import os
 import subprocess
@@ -61,6 +62,14 @@ class Metronome:
             pass_fds=[shared],
         )
         os.close(shared)
+        self._owner = os.getpid()
+        atexit.register(self._close)
+
+    def _close(self) -> None:
+        """End it without a warning; a child that was forked does not."""
+        if os.getpid() == self._owner:
+            self._process.kill()
+            self._process.communicate()
 
     def halted_s(self, at_s: float = 0.0) -> float:
         """Return for how long everything has stood still by a time that has come.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from mooncake_store.errors import StoreError
-from mooncake_store.testing.audit import audit
+from mooncake_store.testing.audit import SETTLE_S, audit
 from mooncake_store.testing.process import Process, reaper
 from mooncake_store.testing.proxy import FaultProxy
 from mooncake_store.testing.sockets import free_port
@@ -303,7 +303,7 @@ class ProcessCluster:
             AssertionError: Something does not add up; the message lists all of it.
         """
         if self.master.is_running:
-            audit(self.wire)
+            audit(lambda: self.wire(deadline_s=SETTLE_S))
 
     def _plan_node(self, options: Mapping[str, object] | None = None) -> NodeProcess:
         name = f"node-{len(self.nodes) + 1}"

@@ -172,6 +172,7 @@ class FakeQueuePair:
             if self.is_closed:
                 return
             self.is_closed = True
+            self._armed = False  # The number of the descriptor is anybody's from now on.
             self._waiting.clear()
             self._completed.clear()
             del fabric.queue_pairs[self.endpoint.number]

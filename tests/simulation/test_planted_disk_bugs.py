@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from mooncake_master.core.barriers import Barrier
 from mooncake_master.core.copying import Copier
 from mooncake_master.core.demotion import DEMOTION
@@ -20,13 +22,14 @@ from tests.simulation.store import SimStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import pytest
-
     from mooncake_master.core.copying import Start
     from mooncake_master.core.records import Extent, Generation, Stored
     from mooncake_store.wire.control import DirectoryEntry, FreeItem, Refusal
 
-SEEDS_MAX = 400
+SEEDS_MAX = 1_000
+"""As in ``test_planted_bugs``."""
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def hunt(profile: Profile, *, faults: int = 8) -> Report:

@@ -21,18 +21,20 @@ from mooncake_store import extent
 from mooncake_store.deadline import Deadline
 from mooncake_store.errors import StaleExtent
 from mooncake_store.limits import KIB, MIB
+from mooncake_store.testing import wait_until
 from tests.faults.ssd.extents import make_extent
 from tests.faults.ssd.faulty import FaultyFiles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
     from mooncake_storage_node.ssd import Dropped
 
 SHM = Path("/dev/shm")  # noqa: S108 - a file system in memory: thousands of syncs cost nothing
 CAPACITY = 32 * MIB
 OPTIONS = Options(batch_bytes=256 * KIB, staging_bytes=8 * MIB, readers=3, carry_share=0.5)
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +64,10 @@ class StoreModel(RuleBasedStateMachine):
 
     def on_dropped(self, dropped: Sequence[Dropped]) -> None:
         self.dropped |= {one.version for one in dropped}
+
+    def await_dropped(self, versions: AbstractSet[int]) -> None:
+        """Make sure that these were reported: a thread of the store may be about to do it."""
+        wait_until(lambda: versions <= self.dropped, WAIT_S, what=f"{versions} were dropped")
 
     @property
     def live(self) -> Store:
@@ -103,7 +109,7 @@ class StoreModel(RuleBasedStateMachine):
         if written.outcome == PRESENT:
             assert written.location == location
         else:
-            assert version in self.dropped
+            self.await_dropped({version})
             self.dropped.discard(version)
             self.model[version] = (written.location, source)
 
@@ -154,7 +160,7 @@ class StoreModel(RuleBasedStateMachine):
         try:
             transfer.result(WAIT_S)
         except StaleExtent:
-            assert version in self.dropped
+            self.await_dropped({version})
         else:
             assert target == source[start : start + length]
 
@@ -177,7 +183,7 @@ class StoreModel(RuleBasedStateMachine):
             cursor = page.cursor
         assert not listed.keys() & self.gone
         assert listed.keys() <= self.model.keys()
-        assert self.model.keys() - listed.keys() <= self.dropped
+        self.await_dropped(self.model.keys() - listed.keys())
         for version, location in listed.items():
             expected, source = self.model[version]
             assert location == expected
@@ -185,7 +191,7 @@ class StoreModel(RuleBasedStateMachine):
             try:
                 self.live.load(location, version, target, Deadline(WAIT_S)).result(WAIT_S)
             except StaleExtent:
-                assert version in self.dropped
+                self.await_dropped({version})
             else:
                 assert target == source
 

@@ -11,6 +11,7 @@ from mooncake_storage_node.node_view import NodeView
 from mooncake_storage_node.writes import IncomingWrites
 from mooncake_store import extent, fingerprint
 from mooncake_store.segment import Segment, mapped_bytes
+from mooncake_store.testing import wait_until
 from mooncake_store.testing.payload import payload
 from mooncake_store.types import make_version
 from mooncake_store.wire.control import FreeItem
@@ -84,13 +85,12 @@ def test_what_is_cut_off_while_it_lands_is_fenced() -> None:
         target=lambda: outcome.append(land(bed.node, bed.guard, entry, memoryview(raw)))
     )
     writer.start()
-    while not len(bed.node.incoming):
-        pass  # it has announced itself and waits for the guard
+    wait_until(lambda: len(bed.node.incoming), 60, what="it has announced itself")
     # What ``IncomingWrites.cut`` does, with the guard held by us already.
     (write,) = bed.node.incoming._writes
     write.cut = True
     bed.guard.release()
-    writer.join(10)
+    writer.join(60)
     assert outcome == [Status.FENCED]
     assert not bed.segment.holds(AT, VERSION)
     bed.node.incoming.cut(item)

@@ -27,7 +27,7 @@ def test_bytes_are_spread_over_targets_from_an_offset_on() -> None:
 
 def test_nothing_is_copied_after_a_transfer_was_given_up() -> None:
     for by_caller in (True, False):
-        transfer = Transfer(Deadline(1))
+        transfer = Transfer(Deadline(60))
         transfer.expect(2)
         copies: list[int] = []
         assert not transfer.deliver(partial(copies.append, 1))
@@ -41,7 +41,7 @@ def test_nothing_is_copied_after_a_transfer_was_given_up() -> None:
 
 
 def test_the_last_part_is_told_so() -> None:
-    transfer = Transfer(Deadline(1))
+    transfer = Transfer(Deadline(60))
     transfer.expect(2)
     assert not transfer.deliver(lambda: None)
     assert transfer.deliver(lambda: None)
