@@ -62,7 +62,7 @@ class Journal:
     def wait_for(self, more: int) -> None:
         """Wait until so many more keys are acknowledged."""
         goal = len(self.written) + more
-        wait_until(lambda: len(self.written) >= goal, 30.0, what=f"{more} more keys")
+        wait_until(lambda: len(self.written) >= goal, 60.0, what=f"{more} more keys")
 
     def check(self) -> None:
         """Read everything back."""

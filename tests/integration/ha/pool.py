@@ -22,11 +22,13 @@ from tests.integration.ha.etcd import HOST, Etcd
 if TYPE_CHECKING:
     from types import TracebackType
 
-LEASE_S: Final = 2.0
-"""The shortest that etcd grants: tests wait for it."""
+LEASE_S: Final = 4.0
+"""Tests wait for its end. Shorter: a machine that stands still for a second or two loses leaders
+that no test has taken away."""
 
-TAKE_OVER_S: Final = LEASE_S + 3.0
-"""Time from the loss of a leader to the first successful read of a client that was there before."""
+TAKE_OVER_S_MAX: Final = 60.0
+"""Time from the loss of a leader to the first successful read, on a machine that is ever so busy.
+How long it takes is shown and not asserted (docs/adr/0062)."""
 
 
 class HaMaster(Process):
@@ -100,7 +102,9 @@ class Pool:
     def __init__(self, *, masters: int = 2, nodes: int = 1, members: int = 1) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="mooncake-ha-"))
         self.memory = Path(tempfile.mkdtemp(prefix="mooncake-ha-", dir="/dev/shm"))
-        self.etcd = Etcd(self.directory, members)
+        # In memory: it syncs each renewal of a lease, and a busy disk takes seconds for that.
+        self.records = Path(tempfile.mkdtemp(prefix="mooncake-ha-etcd-", dir="/dev/shm"))
+        self.etcd = Etcd(self.records, members)
         self.masters = [
             HaMaster(f"master-{number}", self.directory, self.etcd)
             for number in range(1, masters + 1)
@@ -117,7 +121,7 @@ class Pool:
             self.etcd.start()
             for process in (*self.masters, *self.nodes):
                 process.start()
-            self.wait_ready(60.0)
+            self.wait_ready()
         except BaseException as error:
             self.explain(error)
             self.close()
@@ -141,8 +145,8 @@ class Pool:
         for master in self.masters:
             master.close()
         self.etcd.kill()
-        shutil.rmtree(self.directory, ignore_errors=True)
-        shutil.rmtree(self.memory, ignore_errors=True)
+        for folder in (self.directory, self.memory, self.records):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def explain(self, error: BaseException) -> None:
         """Add the ends of all logs to an error."""
@@ -156,7 +160,7 @@ class Pool:
         """Return the master that leads, when there is one."""
         found = wait_until(
             lambda: next((m for m in self.masters if m.is_running and m.leads()), None),
-            20.0,
+            TAKE_OVER_S_MAX,
             what="a master leads",
         )
         assert found is not None
@@ -172,7 +176,7 @@ class Pool:
             status: control.ClusterStatus = wire.ask(control.DescribeCluster())
             return status
 
-    def wait_ready(self, deadline_s: float = 30.0) -> None:
+    def wait_ready(self, deadline_s: float = TAKE_OVER_S_MAX) -> None:
         """Wait until every master runs and knows who leads, and every node is live."""
 
         def ready() -> bool:

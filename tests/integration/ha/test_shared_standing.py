@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.xdist_group("ha")]
 
-LEASE_S: Final = 2.0
+LEASE_S: Final = 60.0
+"""No test waits for its end, and requests have their longest time."""
 KEYS: Final = 40
 
 
@@ -72,7 +73,7 @@ def test_drains_and_limits_outlive_the_leader_and_then_all_masters(wide_pool: Po
         leader.kill()  # At once: what was answered is kept.
 
         wait_until(
-            lambda: client.get("k0", deadline_s=1.0) == stored["k0"], 30.0, ignoring=(StoreError,)
+            lambda: client.get("k0", deadline_s=1.0) == stored["k0"], 60.0, ignoring=(StoreError,)
         )
         assert pool.leader() is not leader
         assert limits_of(pool) == {"": 0.25, "kept": 0.125}
@@ -93,7 +94,7 @@ def test_drains_and_limits_outlive_the_leader_and_then_all_masters(wide_pool: Po
         assert drain_of(pool, drained).state == "none"
         assert limits_of(pool) == {"": 0.25}
         wait_until(  # The nodes may come back later than misses wait for them.
-            lambda: client.get_many(list(stored)) == list(stored.values()), 30.0,
+            lambda: client.get_many(list(stored)) == list(stored.values()), 60.0,
             ignoring=(StoreError,),
         )  # fmt: skip
 
@@ -105,9 +106,9 @@ def test_while_etcd_is_silent_reads_go_on_and_changes_are_not_called_kept(pool: 
         member.pause()
         with WireClient(HOST, leader.port, deadline_s=PROMISE_S + 5.0) as wire:
             request = wire.send(control.SetPinLimit("silent", 0.5))
-            assert client.get("kept", deadline_s=1.0) == b"value"
-            client.put("meanwhile", b"value", deadline_s=1.0)
-            # The lease of this pool (2 s) is over before the promise is: no leader any more.
+            assert client.get("kept") == b"value"
+            client.put("meanwhile", b"value")
+            # Or the lease of this pool is over before the promise is: no leader any more.
             with pytest.raises((NotLeader, Overloaded, Unreachable)):
                 wire.reply(request)
         member.resume()
@@ -131,7 +132,7 @@ class Place:
         """Take the seat from whoever has it, and return the archive of the new leader."""
         if self.lease is not None:
             await self.coordinator.revoke(self.lease)
-        self.lease = await self.coordinator.grant(LEASE_S * 30)
+        self.lease = await self.coordinator.grant(LEASE_S)
         before: Reign = await self.coordinator.read()
         seat = Seat("here:1", candidate, before.term + 1)
         assert await self.coordinator.take(self.lease, seat, before, "pool")
