@@ -189,8 +189,13 @@ def _is_text(value: bytes) -> bool:
 
 
 def _not_found(client: Client, key: str) -> ObjectNotFound:
-    """Return the error that says why there is no such object."""
-    return ObjectNotFound(f"no object {key!r}: {client.why(key).detail}", key=key)
+    """Return the error that says why there is no such object, or was none when it was asked for."""
+    why = client.why(key)
+    if not why.readable:
+        return ObjectNotFound(f"no object {key!r}: {why.detail}", key=key)
+    missed = client.last_miss(key)
+    reason = "" if missed is None else f" ({missed.name.lower()})"
+    return ObjectNotFound(f"no object {key!r} a moment ago{reason}; by now {why.detail}", key=key)
 
 
 @takes_settings(ClientSettings)
