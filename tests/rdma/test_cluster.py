@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,10 +77,8 @@ def test_a_lost_link_costs_no_call_and_no_byte(cluster: ProcessCluster) -> None:
         assert list(client.statistics().bytes_read) == ["rdma"]
         subprocess.run(["ip", "link", "set", "dummy0", "down"], check=True)  # noqa: S607
         try:
-            began = time.monotonic()
             client.forget_locations()
             assert client.get("lost") == value
-            assert time.monotonic() - began < 20
             assert client.statistics().bytes_read["tcp"] == SIZE
         finally:
             subprocess.run(["ip", "link", "set", "dummy0", "up"], check=True)  # noqa: S607

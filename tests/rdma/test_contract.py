@@ -11,7 +11,7 @@ from mooncake_store.deadline import Deadline
 from mooncake_store.transport.rdma import AsyncRdmaDataPath, RdmaContext, RdmaDataPath
 from mooncake_store.transport.rdma.pyverbs_device import open_devices
 from tests.contract.transport.suite import DataPathContract
-from tests.contract.transport.tasks import MIB, Reading, make, writing_of
+from tests.contract.transport.tasks import MIB, PLENTY_S, Reading, make, writing_of
 from tests.contract.transport.test_paths import NODE_ID, Blocking
 
 from .rig import Rig, make_rig
@@ -69,14 +69,14 @@ def test_a_large_transfer_goes_over_several_queue_pairs(rig: Rig, packets: Packe
     with path, context.register(buffer):
         write = writing_of(planted, offset)
         write.parts = [buffer]
-        path.write([write], Deadline(60))
+        path.write([write], Deadline(PLENTY_S))
         assert write.error is None
         for verify in (True, False):
             buffer[:] = bytes(len(buffer))
             reading = Reading(planted, offset)
             reading.task.targets = [buffer]
             reading.task.verify = verify
-            path.read([reading.task], Deadline(60))
+            path.read([reading.task], Deadline(PLENTY_S))
             assert reading.task.error is None
             assert buffer == planted.payload
         (connection,) = path._idle

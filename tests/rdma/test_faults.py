@@ -18,7 +18,7 @@ from mooncake_store.transport.rdma import FabricLost
 from mooncake_store.transport.rdma.pyverbs_device import open_devices
 from mooncake_store.transport.rdma.verbs import Access
 from mooncake_store.wire.control import FreeItem
-from tests.contract.transport.tasks import INCARNATION, MIB, Reading, make, writing_of
+from tests.contract.transport.tasks import INCARNATION, MIB, PLENTY_S, Reading, make, writing_of
 
 from .rig import Rig, make_rig
 
@@ -43,14 +43,14 @@ def test_a_freed_extent_takes_no_byte_of_a_write_under_way(rig: Rig) -> None:
         warm = make(100)
         at = rig.ground.room(4096)
         rig.ground.set_entry(at, 0)
-        path.write([writing_of(warm, at)], Deadline(20))
+        path.write([writing_of(warm, at)], Deadline(PLENTY_S))
         task = writing_of(planted, offset)
-        writer = threading.Thread(target=path.write, args=([task], Deadline(60)))
+        writer = threading.Thread(target=path.write, args=([task], Deadline(PLENTY_S)))
         writer.start()
-        wait_until(lambda: any(rig.ground.read(offset + MIB, 64)), 30, what="bytes arrive")
+        wait_until(lambda: any(rig.ground.read(offset + MIB, 64)), PLENTY_S, what="bytes arrive")
         rig.incoming.cut(FreeItem(INCARNATION, offset, size, planted.version))
         seen = rig.ground.read(offset, size)
-        writer.join(60)
+        writer.join(PLENTY_S)
         time.sleep(1)
         assert rig.ground.read(offset, size) == seen
         assert seen != planted.extent + bytes(size - len(planted.extent))
@@ -63,7 +63,7 @@ def test_a_read_that_ran_out_of_time_leaves_its_buffer_alone(rig: Rig) -> None:
     offset = rig.ground.plant(planted)
     buffer = memoryview(bytearray(12 * MIB))
     with rig.path() as path, rig.context.register(buffer):
-        path.read([Reading(make(10), 0).task], Deadline(20))  # Connects.
+        path.read([Reading(make(10), 0).task], Deadline(PLENTY_S))  # Connects.
         late = Reading(planted, offset)
         late.task.targets = [buffer]
         for deadline_s in (0.3, 0.1, 0.03, 0.01, 0.003):
@@ -76,7 +76,7 @@ def test_a_read_that_ran_out_of_time_leaves_its_buffer_alone(rig: Rig) -> None:
         assert bytes(buffer) == seen
         whole = Reading(planted, offset)
         whole.task.targets = [buffer]
-        path.read([whole.task], Deadline(60))
+        path.read([whole.task], Deadline(PLENTY_S))
         assert whole.task.error is None
         assert buffer == planted.payload
 
@@ -87,7 +87,7 @@ def test_a_queue_pair_in_error_is_replaced_within_the_call(rig: Rig) -> None:
     with rig.path() as path:
         for _ in range(2):
             reading = Reading(planted, offset)
-            path.read([reading.task], Deadline(20))
+            path.read([reading.task], Deadline(PLENTY_S))
             reading.check()
             (connection,) = path._idle
             pair = connection.link.pair  # type: ignore[attr-defined]
@@ -103,13 +103,13 @@ def test_a_key_that_is_gone_gives_out_nothing() -> None:
     with make_rig() as other, other.path() as path:
         offset = other.ground.plant(planted)
         reading = Reading(planted, offset)
-        path.read([reading.task], Deadline(20))
+        path.read([reading.task], Deadline(PLENTY_S))
         reading.check()
         for port in other.ports._ports:
             for held in port._held:
                 held.close()
         again = Reading(planted, offset)
-        path.read([again.task], Deadline(20))
+        path.read([again.task], Deadline(PLENTY_S))
         assert isinstance(again.task.error, FabricLost)
         assert again.got == b"\xa5" * 5000
 

@@ -76,6 +76,7 @@ def _no_collector() -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("_no_collector")
 @pytest.mark.parametrize(
     ("trace", "capacity", "rate"),
