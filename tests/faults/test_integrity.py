@@ -78,9 +78,9 @@ def test_fr_038_a_flipped_byte_is_never_served(
             assert result is None or isinstance(
                 result, (ChecksumMismatch, ReplicasUnavailable)
             ), result  # fmt: skip
-        wait_until(lambda: not any(client.exists_many(keys)), 5)
+        wait_until(lambda: not any(client.exists_many(keys)), 30)
         dropped = 'mooncake_master_replicas_dropped_total{reason="checksum_mismatch"}'
-        wait_until(lambda: counter(cluster, dropped) == len(keys), 5)
+        wait_until(lambda: counter(cluster, dropped) == len(keys), 30)
         assert client.put(keys[0], payload(keys[0], 2, size)).created
         assert client.get(keys[0]) == payload(keys[0], 2, size)
 
@@ -217,7 +217,7 @@ def test_fr_023_another_process_on_a_nodes_port_is_not_believed(
         first.retarget("127.0.0.1", cluster.nodes[0].port)
         first.drop_connections()
         wait_until(
-            lambda: client.get("k") == payload("k", 1, 100 * KIB), 15, ignoring=(StoreError,)
+            lambda: client.get("k") == payload("k", 1, 100 * KIB), 30, ignoring=(StoreError,)
         )
 
 

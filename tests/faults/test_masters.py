@@ -65,7 +65,7 @@ def test_fr_005_old_locations_never_show_another_keys_bytes_after_a_restart(
         keys = fill(writer, names("old", 100), 32 * KIB)
         assert reader.get_many(keys) == [payload(key, 1, 32 * KIB) for key in keys]
         restart(cluster)
-        wait_until(lambda: writer.exists(keys[0], deadline_s=5.0), 15, ignoring=(StoreError,))
+        wait_until(lambda: writer.exists(keys[0], deadline_s=5.0), 30, ignoring=(StoreError,))
         fill(writer, names("new", 3 * 16 * 32), 32 * KIB, deadline_s=40.0)
         for key, value in zip(keys, reader.get_many(keys, deadline_s=10.0), strict=True):
             assert value is None or isinstance(value, StoreError) or value == payload(
@@ -96,7 +96,7 @@ def test_fr_008_a_paused_master_takes_no_node_for_dead(
                     if node.record.state == NodeState.LIVE]  # fmt: skip
             return len(live) >= 3
 
-        wait_until(all_live, 3.0 + GRACE_S, ignoring=(StoreError,))
+        wait_until(all_live, 30.0, ignoring=(StoreError,))
         assert client.get_many(keys, deadline_s=10.0) == [payload(key, 1, 16 * KIB) for key in keys]
         cluster.wait_ready()
 
@@ -116,15 +116,14 @@ def test_fr_034_clients_and_nodes_find_a_restarted_master_by_themselves(
                     client.get_many(keys, deadline_s=2.0)
                     == [payload(key, 1, 16 * KIB) for key in keys]
                 ),
-                5.0,
+                30.0,
                 ignoring=(StoreError,),
             )
             client.forget_locations()
             cluster.wait_ready()
-        after = [(node.open_files(), node.threads()) for node in cluster.nodes]
-        for (files, threads), (files_now, threads_now) in zip(before, after, strict=True):
-            assert files_now <= files + 4
-            assert threads_now <= threads + 2
+        for node, (files, threads) in zip(cluster.nodes, before, strict=True):
+            wait_until(lambda node=node, most=files + 4: node.open_files() <= most, 30)
+            wait_until(lambda node=node, most=threads + 2: node.threads() <= most, 30)
 
 
 def test_fr_034_clients_follow_nodes_that_restart_under_load(start_cluster: StartCluster) -> None:
@@ -148,7 +147,7 @@ def test_fr_034_clients_follow_nodes_that_restart_under_load(start_cluster: Star
 
             def read_on() -> None:
                 rounds = reading.rounds
-                wait_until(lambda: reading.rounds > rounds + 20 or reading.has_failed, 20)
+                wait_until(lambda: reading.rounds > rounds + 20 or reading.has_failed, 60)
 
             for node in cluster.nodes:
                 for _ in range(scaled(2, 5)):
@@ -165,9 +164,9 @@ def test_fr_034_clients_follow_nodes_that_restart_under_load(start_cluster: Star
             read_on()
         cluster.nodes[0].kill()
         client.forget_locations()
-        wait_until(lambda: client.get_many(keys) == values, 5.0, ignoring=(StoreError,))
-        assert own_files() <= files + 4
-        assert threading.active_count() <= threads + 1
+        wait_until(lambda: client.get_many(keys) == values, 30.0, ignoring=(StoreError,))
+        wait_until(lambda: own_files() <= files + 4, 30)
+        wait_until(lambda: threading.active_count() <= threads + 1, 30)
 
 
 def test_fr_034_a_master_whose_name_means_another_address_is_found(
@@ -191,7 +190,7 @@ def test_fr_034_a_master_whose_name_means_another_address_is_found(
         try:
             cluster.master.start()
             wait_until(
-                lambda: client.get("k", deadline_s=2.0) == b"value", 20, ignoring=(StoreError,)
+                lambda: client.get("k", deadline_s=2.0) == b"value", 60, ignoring=(StoreError,)
             )
         finally:
             after.close()
@@ -227,7 +226,7 @@ def test_fr_035_what_16_writers_were_told_is_kept_when_the_master_is_killed(
     wait_until(lambda: len(acknowledged) > 300, 60)
     restart(cluster)
     kept_before = len(acknowledged)
-    wait_until(lambda: len(acknowledged) > kept_before + 100, 30)
+    wait_until(lambda: len(acknowledged) > kept_before + 100, 60)
     stop.set()
     for thread in threads:
         thread.join(30)
@@ -336,7 +335,7 @@ def test_fr_018_a_stopped_master_ends_calls_in_time_and_serves_when_it_goes_on(
             lambda: (
                 client.get_many(keys, deadline_s=2.0) == [payload(key, 1, 4 * KIB) for key in keys]
             ),
-            5.0,
+            30.0,
             ignoring=(StoreError,),
         )
         cluster.wait_ready()
@@ -355,7 +354,7 @@ def test_fr_036_a_restart_says_what_came_back_after_all_leases_have_ended(
         assert client.get_many(keys) == [payload(key, 1, 4 * KIB) for key in keys]
         cluster.master.kill()
         with Background(lambda: None, pause_s=0.3) as clock:
-            wait_until(lambda: clock.rounds > 2, 10.0)  # Twice the length of a lease.
+            wait_until(lambda: clock.rounds > 2, 30.0)  # Twice the length of a lease.
         lines = len(cluster.master.log().splitlines())
         cluster.master.start()
         cluster.wait_ready()
@@ -364,7 +363,7 @@ def test_fr_036_a_restart_says_what_came_back_after_all_leases_have_ended(
         def said() -> str:
             return "\n".join(cluster.master.log().splitlines()[lines:])
 
-        wait_until(lambda: "ready: clients are served" in said(), 10.0)
+        wait_until(lambda: "ready: clients are served" in said(), 30.0)
         assert ("objects restored" in said()) is bool(count)
         assert not count or f"{count} objects restored" in said()
         assert "stale" not in said()
@@ -408,7 +407,7 @@ def test_fr_064_an_outage_fills_no_log(start_cluster: StartCluster) -> None:
         cluster.master.kill()
         away = scaled(10, 60)
         with Background(lambda: None, pause_s=1.0) as seconds:
-            wait_until(lambda: seconds.rounds >= away, 2.0 * away)
+            wait_until(lambda: seconds.rounds >= away, 60.0 + away)
         cluster.master.start()
         cluster.wait_ready()
         _, client_log = busy.communicate("stop\n", timeout=60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -50,7 +49,7 @@ def test_fr_048_a_lost_copy_is_counted_under_its_reason(
     with Client(cluster.address, deadline_s=1.0) as client:
         client.put("k", b"value")
         cluster.nodes[0].kill()
-        wait_until(lambda: client.why("k").reason is not None, 10)
+        wait_until(lambda: client.why("k").reason is not None, 30)
         try:
             assert client.get("k") is None
         except StoreError as error:
@@ -77,13 +76,17 @@ def test_fr_047_removing_what_is_absent_is_no_failure(client: Client) -> None:
     assert client.remove("there") is False
 
 
-def test_fr_047_asking_whether_a_key_exists_delays_no_remove(client: Client) -> None:
-    client.put("k", b"value")
-    stop = threading.Event()
-    with Background(lambda: client.exists("k")):
-        assert client.remove("k", deadline_s=1.0)
-        assert not client.exists("k")
-    stop.set()
+def test_fr_047_asking_whether_a_key_exists_delays_no_remove(
+    start_cluster: Callable[..., ProcessCluster],
+) -> None:
+    """A read lease would last longer than the remove has."""
+    options = {"lease-ttl": "600s"}
+    cluster = start_cluster(nodes=1, node_options={"dram": "8MiB"}, master_options=options)
+    with Client(cluster.address) as client:
+        client.put("k", b"value")
+        with Background(lambda: client.exists("k")):
+            assert client.remove("k", deadline_s=30.0)
+            assert not client.exists("k")
 
 
 def test_fr_047_room_of_a_removed_value_returns_when_its_readers_end(
@@ -94,7 +97,7 @@ def test_fr_047_room_of_a_removed_value_returns_when_its_readers_end(
         client.put("large", bytes(4 * MIB))
         assert client.get("large") is not None
         client.remove("large")
-        wait_until(lambda: cluster.status().nodes[0].used_bytes == before, 15)
+        wait_until(lambda: cluster.status().nodes[0].used_bytes == before, 60)
 
 
 # --- FR-002 -------------------------------------------------------------------------------------
@@ -113,7 +116,7 @@ def test_fr_002_keys_whose_only_holder_died_stop_existing_and_can_be_put_again(
                 assert client.get(key) is None
             except StoreError as error:
                 assert error.retryable
-        wait_until(lambda: not any(client.exists_many(keys)), 2.0)
+        wait_until(lambda: not any(client.exists_many(keys)), 30)
         for key in keys:
             assert client.put(key, payload(key, 2, 4 * KIB)).created
         assert client.get_many(keys) == [payload(key, 2, 4 * KIB) for key in keys]
