@@ -31,6 +31,9 @@ READY_S_MAX: Final = 120.0
 """Time for all processes to start: each imports for a second on a slow and busy core, and for half
 a minute on an emulated one."""
 
+STATUS_S_MAX: Final = 20.0
+"""Time for one answer that waits for nothing, on a machine that stands still at times."""
+
 SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - a folder of its own is made in it
 COMMAND: Final = (sys.executable, "-m", "mooncake_store")
 """How the store is started: the installation that this interpreter sees."""
@@ -268,7 +271,7 @@ class ProcessCluster:
 
     def status(self) -> control.ClusterStatus:
         """Ask the master for the state of everything."""
-        with self.wire() as wire:
+        with self.wire(deadline_s=STATUS_S_MAX) as wire:
             status: control.ClusterStatus = wire.ask(control.DescribeCluster())
             return status
 
