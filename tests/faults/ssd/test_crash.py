@@ -16,6 +16,7 @@ import pytest
 from mooncake_storage_node.ssd import State
 from mooncake_store.errors import StaleExtent
 from mooncake_store.testing import seeded, wait_until
+from mooncake_store.testing.waiting import ConditionNotMet
 from tests.faults.ssd import crashing
 from tests.faults.ssd.crashing import CAPACITY, extent_of, slot_of
 from tests.faults.ssd.handling import WAIT_S, check_counts, opened, outcome
@@ -121,17 +122,30 @@ def check_everything(store: Store, story: Story) -> int:
 
 
 def check_files(folder: Path, store: Store) -> None:
-    """What lies in the directory is what the store accounts for (FR-055)."""
-    found = store.statistics()
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    taken = sum(path.stat().st_blocks * 512 for path in files)
-    assert taken <= found.disk_bytes <= CAPACITY
-    assert taken >= 0.99 * found.disk_bytes - 128 * 1024
-    names = {path.name for path in files}
-    assert names - {path.name for path in files if path.suffix == ".region"} == {
-        "data.mdb", "format", "lock", "probe", "witness"
-    }  # fmt: skip
-    assert sum(path.suffix == ".region" for path in files) == found.regions
+    """What lies in the directory is what the store accounts for (FR-055).
+
+    Keeping room goes on after a store was opened: a file may be there that is not counted yet.
+    """
+    seen: list[object] = []
+
+    def agrees() -> bool:
+        found = store.statistics()
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        taken = sum(path.stat().st_blocks * 512 for path in files)
+        assert found.disk_bytes <= CAPACITY
+        names = {path.name for path in files}
+        regions = {name for name in names if name.endswith(".region")}
+        seen[:] = [taken, sorted(names), found]
+        return (
+            0.99 * found.disk_bytes - 128 * 1024 <= taken <= found.disk_bytes
+            and names - regions == {"data.mdb", "format", "lock", "probe", "witness"}
+            and len(regions) == found.regions
+        )
+
+    try:
+        wait_until(agrees, WAIT_S)
+    except ConditionNotMet:
+        raise AssertionError(f"the directory has something else: {seen}") from None
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -151,7 +165,7 @@ def test_fr_011_and_fr_055_nothing_lies_after_a_hundred_kills(folder: Path) -> N
     story = Story()
     until_s = time.monotonic() + BUDGET_S
     rounds = readable = 0
-    while rounds < ROUNDS and time.monotonic() < until_s:
+    while rounds < min(ROUNDS, 10) or (rounds < ROUNDS and time.monotonic() < until_s):
         run_and_kill(folder, story, rounds)
         with opened(folder, CAPACITY, on_dropped=story.note_dropped) as store:
             readable += check_everything(store, story)
@@ -159,7 +173,6 @@ def test_fr_011_and_fr_055_nothing_lies_after_a_hundred_kills(folder: Path) -> N
         forget_old(story)
         rounds += 1
     print(f"{rounds} rounds, {len(story.acknowledged)} acknowledged, {readable} reads")
-    assert rounds >= min(ROUNDS, 10)
     assert readable > 0
     assert story.removed
     assert story.cleared > 1

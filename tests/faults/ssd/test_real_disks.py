@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -196,11 +195,9 @@ def test_a_directory_of_somebody_else(tmp_path: Path) -> None:
 
 def test_a_tmpfs_and_a_disk_without_o_direct_do_the_same(mount: Mount) -> None:
     place = mount("-t", "tmpfs", "-o", "size=64m", "tmpfs")
-    began = time.monotonic()
     with opened(place, 48 * MIB) as store:
         data = fill(store, range(1, 200), 512 * KIB)
         assert outcome(store, 199, data[199]) == "ok"
         assert store.statistics().evicted > 0
     with Store.open(place, 48 * MIB) as store:
         assert outcome(store, 199, data[199]) == "ok"
-    assert time.monotonic() - began < 60

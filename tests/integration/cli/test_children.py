@@ -79,4 +79,4 @@ def test_children_do_not_outlive_a_killed_parent() -> None:
         pid = int(parent.stdout.readline())
         assert any(line.startswith("master ready:") for line in parent.stdout)
         os.kill(parent.pid, signal.SIGKILL)
-        wait_until(lambda: not is_running(pid), 15)
+        wait_until(lambda: not is_running(pid), 30)

@@ -71,7 +71,7 @@ def test_up_serves_until_it_is_told_to_stop(number: signal.Signals) -> None:
             assert client.put("key", b"value", replicas=3).replicas == 3
             assert client.get("key") == b"value"
         process.send_signal(number)
-        _, error = process.communicate(timeout=30)
+        _, error = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "Traceback" not in error
     assert all(has_ended(pid) for pid in cluster["pids"].values())
@@ -83,7 +83,7 @@ def test_up_prints_where_everything_is() -> None:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(8)]
         process.send_signal(signal.SIGTERM)
-        _, error = process.communicate(timeout=30)
+        _, error = process.communicate(timeout=60)
     text = "".join(lines)
     for said in ("master", "admin", "node-1", "node-2", "16.0 MiB", "The pool has 32.0 MiB"):
         assert said in text
@@ -96,7 +96,7 @@ def test_up_notices_a_dead_process_and_ends_the_others(victim: str) -> None:
     with running(*FREE_PORTS, "--json") as process:
         cluster = announced(process)
         os.kill(cluster["pids"][victim], signal.SIGKILL)
-        _, error = process.communicate(timeout=30)
+        _, error = process.communicate(timeout=60)
     assert process.returncode == 1
     last = error.splitlines()[-1]
     assert last.startswith(f"mooncake-store: {victim} was ended by SIGKILL")
@@ -165,6 +165,6 @@ def test_up_with_disks_proves_them_with_doctor_and_deletes_them() -> None:
             assert client.get_from_disk("warm") is None
             assert client.get_from_disk("nothing") is None
         process.send_signal(signal.SIGTERM)
-        _, error = process.communicate(timeout=30)
+        _, error = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "Traceback" not in error

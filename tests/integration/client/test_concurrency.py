@@ -121,7 +121,7 @@ def test_closing_ends_the_calls_of_other_threads(start: Start) -> None:
     reader.start()
     time.sleep(0.5)
     client.close()
-    reader.join(5.0)
+    reader.join(20.0)
     assert not reader.is_alive()
     assert isinstance(outcome[0], (Closed, Unreachable, ReplicasUnavailable))
 
@@ -134,7 +134,7 @@ def test_a_cancelled_read_leaves_the_buffer_alone(start: Start) -> None:
     async def main() -> None:
         async with AsyncClient(cluster.address, transport="tcp", deadline_s=30.0) as client:
             await client.put("k", bytes([7]) * (4 << 20))
-            data.set(Throttle(1e6), Direction.DOWN)
+            data.set(Throttle(1e5), Direction.DOWN)
             buffer = bytearray(4 << 20)
             call = asyncio.create_task(client.get_into("k", buffer))
             await asyncio.sleep(0.5)
@@ -234,13 +234,15 @@ def test_a_second_writer_waits_for_the_first_one(cluster: ProcessCluster, transp
 def test_a_commit_gets_through_where_all_connections_wait_for_it(cluster: ProcessCluster) -> None:
     with Client(cluster.master.address, namespace="full", connections_max=1) as client:
         outcome: list[bool] = []
-        waiter = threading.Thread(target=lambda: outcome.append(client.put("k", b"x").created))
+        waiter = threading.Thread(
+            target=lambda: outcome.append(client.put("k", b"x", deadline_s=60.0).created)
+        )
         with client.reserve("k", 5) as room:
             waiter.start()
             time.sleep(0.3)
             assert room.buffer is not None
             room.buffer[:] = b"first"
-        waiter.join(4.0)
+        waiter.join(30.0)  # less than it has by itself
         assert outcome == [False]
         assert client.get("k") == b"first"
 

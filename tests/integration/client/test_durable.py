@@ -46,7 +46,7 @@ def test_a_durable_put_outlives_the_memory_of_its_node(cluster: ProcessCluster) 
         assert info is not None
         assert {replica.tier for replica in info.replicas} == {"dram", "ssd"}
         lose_memory(cluster)
-        wait_until(lambda: client.get("kept") == VALUE, deadline_s=20.0)
+        wait_until(lambda: client.get("kept") == VALUE, deadline_s=60.0)
         assert client.get("not kept") is None
 
 

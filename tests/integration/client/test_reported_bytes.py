@@ -91,7 +91,7 @@ def test_fr001_a_dying_master_and_node_cost_misses_and_errors_never_wrong_bytes(
     for reader in readers:
         reader.start()
     try:
-        time.sleep(0.5)
+        wait_until(lambda: all(reader.outcomes["bytes"] > 0 for reader in readers), 60)
         cluster.master.kill()
         time.sleep(1.0)
         cluster.nodes[0].kill()
@@ -114,7 +114,7 @@ def test_fr002_a_lost_object_stops_existing_and_can_be_put_again(start: Start) -
         holder.kill()
         with contextlib.suppress(ReplicasUnavailable):
             assert client.get("k") is None  # the master knows already
-        wait_until(lambda: not client.exists("k"), 20.0, what="the object is known to be gone")
+        wait_until(lambda: not client.exists("k"), 60.0, what="the object is known to be gone")
         assert client.put("k", b"again").created
         assert client.get("k") == b"again"
 
@@ -138,7 +138,7 @@ def test_fr002_what_a_probe_holds_is_there_within_the_promised_time(start: Start
             held = 0
             for at in range(300):
                 key = f"mine{at % 20}"
-                if not client.probe(key, hold_s=2.0).readable:
+                if not client.probe(key, hold_s=30.0).readable:
                     client.put(key, b"x" * 10_000)
                     continue
                 held += 1
@@ -296,7 +296,7 @@ def test_fr020_ranks_that_share_a_probe_id_get_one_answer(start: Start) -> None:
                 turn: int = turn, answers: list[int] = answers, wrong: list[str] = wrong
             ) -> None:
                 with Client(cluster.address, deadline_s=10.0) as rank:
-                    count = rank.match_prefix(chain, hold_s=3.0, probe_id=f"request{turn}").count
+                    count = rank.match_prefix(chain, hold_s=30.0, probe_id=f"request{turn}").count
                     answers.append(count)
                     values = rank.get_many(chain[:count])
                     wrong.extend(
