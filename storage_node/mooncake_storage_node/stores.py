@@ -247,16 +247,21 @@ class Stores:
     def _changed(self, store: Store) -> None:
         """Take the news that a store's state or incarnation may be another."""
         with self._lock:
-            for incarnation, known in list(self._by_incarnation.items()):
-                if known is store and incarnation != store.incarnation:
-                    del self._by_incarnation[incarnation]
+            self._by_incarnation = self._index()
             if store.incarnation:
-                self._by_incarnation.setdefault(store.incarnation, store)
                 name = str(store.directory)
                 if self._known.get(name) != store.incarnation:
                     self._known[name] = store.incarnation
                     _write_known(self._file, self._known)
         self.on_change()
+
+    def _index(self) -> dict[int, Store]:
+        """Return {incarnation: store}; of two that had it, as a directory moved, the open one."""
+        found: dict[int, Store] = {}
+        for store in sorted(self.all_open(), key=lambda store: store.is_open):
+            found[store.incarnation] = store
+        found.pop(0, None)
+        return found
 
     def _dropped(self, slot: _Slot, dropped: Sequence[Dropped], early: list[Dropped]) -> None:
         """Pass on what a store gave up; keep it while the store is still being opened."""

@@ -127,6 +127,11 @@ class Store:
         """Identity of the contents; survives restarts. 0: not known, the directory is not open."""
         return self._incarnation
 
+    @property
+    def is_open(self) -> bool:
+        """Whether its directory is open."""
+        return self._volume is not None
+
     def epochs(self) -> dict[int, int]:
         """Return {namespace slot: readable epoch} as far as it knows of any."""
         volume = self._volume
