@@ -86,6 +86,10 @@ master waits its whole grace before it adopts a directory."""
 SEGMENTS_PER_NODE_MAX: Final = 16
 """Segments one node may register."""
 
+REPLACED_MAX: Final = 8
+"""Stores before it that one remembers to have taken the place of, newest last. With more of them
+before a master hears of it, the oldest are given up when their time is over."""
+
 SEGMENT_BYTES_MAX: Final = 1 << 46
 """Bytes of one segment: offsets stay far below 2**63 and the version table stays mappable."""
 

@@ -134,6 +134,7 @@ class StorageNode:
         self.stores.on_change = self._stores_changed
         self._stopping = threading.Event()
         self._registered: tuple[SegmentRecord, ...] = ()
+        self._replaced: tuple[int, ...] = ()
         self._populating = threading.Thread(target=self._populate, name="populate", daemon=True)
 
     def start(self) -> None:
@@ -245,6 +246,7 @@ class StorageNode:
         address = self._advertised(link.own_host)
         segment = self.pool.segment
         self._registered = self.stores.records()
+        self._replaced = self.stores.replaced()
         return Register(
             name=self.folder.name,
             node_id=self.folder.node_id,
@@ -258,6 +260,7 @@ class StorageNode:
             epochs=self._epochs(),
             fellows=self.obedience.notebook.fellows,
             notes=len(self.obedience.notebook),
+            replaced=self._replaced,
         )
 
     def _epochs(self) -> dict[int, int]:
@@ -270,7 +273,8 @@ class StorageNode:
 
     def _stores_changed(self) -> None:
         """Register again where the master does not know what there is now."""
-        if self.stores.records() != self._registered:
+        said = (self._registered, self._replaced)
+        if (self.stores.records(), self.stores.replaced()) != said:
             self.membership.register_anew()
 
     def _advertised(self, own_host: str) -> Address:

@@ -31,7 +31,14 @@ OPEN_S: Final = 5.0
 a disk that does not answer, takes longer: the node serves without it meanwhile."""
 
 KNOWN_FILE: Final = "stores"
-"""File in the node's folder: {directory: incarnation} as it was last open."""
+"""File in the node's folder: {directory: incarnation} as it was last open, and under ``GONE`` the
+incarnations that are gone for good."""
+
+GONE: Final = ""
+"""No directory has that name."""
+
+GONE_MAX: Final = 256
+"""Incarnations that are remembered to be gone, the newest."""
 
 
 class StorePlan(NamedTuple):
@@ -83,8 +90,10 @@ class Stores:
         self._slots = [_Slot(plan) for plan in plans]
         self._file = folder / KNOWN_FILE
         names = {str(plan.directory) for plan in plans}
-        known = _read_known(self._file)
+        known, gone = _read_known(self._file)
         self._known = {name: known[name] for name in names & known.keys()}
+        self._gone = dict.fromkeys(gone)
+        """Incarnations that are gone for good, in the order in which that was heard of."""
         self._by_incarnation: dict[int, Store] = {}
         self._epochs: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -123,6 +132,7 @@ class Stores:
                 files=self.files,
                 on_dropped=lambda dropped: self._dropped(slot, dropped, drops),
                 on_change=self._changed,
+                gone=self._gone,
             )
         except ConfigError as error:
             slot.failure = ConfigError(f"--ssd {plan.directory}: {error}")
@@ -180,6 +190,11 @@ class Stores:
                     incarnation, slot.plan.capacity_bytes, int(Tier.SSD)
                 )
         return tuple(found.values())
+
+    def replaced(self) -> tuple[int, ...]:
+        """Return the incarnations in whose place the open stores were made: they are gone."""
+        found = {number for store in self.all_open() for number in store.replaced}
+        return tuple(sorted(found - {record.incarnation for record in self.records()}))
 
     def epochs(self) -> dict[int, int]:
         """Return {namespace slot: readable epoch}, the highest that any knows."""
@@ -250,9 +265,13 @@ class Stores:
             self._by_incarnation = self._index()
             if store.incarnation:
                 name = str(store.directory)
-                if self._known.get(name) != store.incarnation:
+                new = [number for number in store.replaced if number not in self._gone]
+                if new or self._known.get(name) != store.incarnation:
                     self._known[name] = store.incarnation
-                    _write_known(self._file, self._known)
+                    self._gone.update(dict.fromkeys(new))
+                    for number in list(self._gone)[:-GONE_MAX]:
+                        del self._gone[number]
+                    _write_known(self._file, self._known, list(self._gone))
         self.on_change()
 
     def _index(self) -> dict[int, Store]:
@@ -301,8 +320,8 @@ def _tell(store: Store, epochs: Mapping[int, int]) -> None:
         logger.debug("%s was told epochs while degraded: %s", store.directory, error)
 
 
-def _read_known(file: Path) -> dict[str, int]:
-    """Return what the stores were; nothing where there is no file, or not what we wrote.
+def _read_known(file: Path) -> tuple[dict[str, int], list[int]]:
+    """Return what the stores were, and which are gone; nothing where there is no file of ours.
 
     Raises:
         ConfigError: It cannot be read: taken for no stores, their contents would count as lost.
@@ -310,26 +329,30 @@ def _read_known(file: Path) -> dict[str, int]:
     try:
         found = json.loads(file.read_text())
     except FileNotFoundError:
-        return {}
+        return {}, []
     except OSError as error:
         raise ConfigError(
             f"{file}, which says what the disks held, cannot be read: {error.strerror}"
         ) from error
     except ValueError:
-        return {}
+        return {}, []
     if not isinstance(found, dict):
-        return {}
-    return {
-        str(name): value
-        for name, value in found.items()
-        if isinstance(value, int) and 0 < value < 1 << 63
-    }
+        return {}, []
+    gone = found.pop(GONE, [])
+    return (
+        {str(name): value for name, value in found.items() if _is_incarnation(value)},
+        [number for number in gone if _is_incarnation(number)] if isinstance(gone, list) else [],
+    )
 
 
-def _write_known(file: Path, known: Mapping[str, int]) -> None:
+def _is_incarnation(value: object) -> bool:
+    return isinstance(value, int) and 0 < value < 1 << 63
+
+
+def _write_known(file: Path, known: Mapping[str, int], gone: Sequence[int]) -> None:
     draft = file.with_suffix(".new")
     try:
-        draft.write_text(json.dumps(known))
+        draft.write_text(json.dumps({**known, GONE: gone}))
         draft.replace(file)
     except OSError as error:
         # Memory is full: that must not end the node. Until the next start nothing is missed; then

@@ -76,11 +76,12 @@ def gauges(context: Context, catalog: Catalog, puts: Puts, repair: Repair) -> di
         "mooncake_master_copying_count": sum(map(len, context.copying.values())),
     }
     disks = list(cluster.disks.values())
+    named = [disk for disk in disks if disk.is_named]
     for tier, replicas, used_granules, capacity in (
         ("dram", sum(n.objects for n in nodes), sum(n.capacity - n.free_granules for n in nodes),
          sum(n.capacity for n in nodes)),
-        ("ssd", sum(len(d.held) for d in disks), sum(d.used for d in disks),
-         sum(d.granules for d in disks)),
+        ("ssd", sum(len(d.held) for d in disks), sum(d.used for d in named),
+         sum(d.granules for d in named)),
     ):  # fmt: skip
         found[labelled("mooncake_master_tier_replicas_count", tier=tier)] = replicas
         found[labelled("mooncake_master_tier_used_bytes", tier=tier)] = (

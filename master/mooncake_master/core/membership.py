@@ -85,7 +85,7 @@ class Members:
         node.state = _healthy(node)
         if not known:
             node.joined_s = LONG_AGO if message.landed else context.now_s
-        context.unseen.pop(message.node_id, None)
+        self._give_up(node, message)
         self._keep(node)
         self._learn_epochs(message)
         new = self._exchange_segments(node, message)
@@ -162,10 +162,27 @@ class Members:
             self._context.cluster.segments[segment.incarnation] = segment
         return new
 
+    def _give_up(self, node: Node, message: Register) -> None:
+        """Lose the stores in whose place a node has made new ones: they do not come back.
+
+        That is believed of what the node itself has registered, in this reign or in one before, and
+        names no more: a directory that came from another node may say anything of what is there.
+        """
+        cluster = self._context.cluster
+        earlier = self._context.unseen.pop(message.node_id, ())
+        gone = set(message.replaced) - {record.incarnation for record in message.segments}
+        lost = [disk for disk in node.disks if disk.incarnation in gone]
+        for disk in lost:
+            node.disks.remove(disk)
+            self._lose(disk)
+        before = {n for n in gone.intersection(earlier) if n not in cluster.disks}
+        self._notes.replaced(before | {disk.incarnation for disk in lost})
+
     def _exchange_disks(self, node: Node, message: Register) -> tuple[list[Disk], list[Disk]]:
         """Return the stores that are new, and those that are named again.
 
-        One that is not named is kept: its directory cannot be opened now, which is no loss yet.
+        One that is not named is kept: it is on its way to another host, or its directory cannot be
+        opened now, which is no loss yet.
         """
         records = {r.incarnation: r for r in message.segments if r.tier != Tier.DRAM}
         again: list[Disk] = []

@@ -133,6 +133,11 @@ class Disk(Segment):
         return self.node.peer if self.absent_s is None else 0
 
     @property
+    def is_named(self) -> bool:
+        """Whether its node says that it is there, well or not."""
+        return self.absent_s is None
+
+    @property
     def is_ready(self) -> bool:
         """Whether it says that it takes extents."""
         return self.readable and (self.status is None or self.status.state == READY)
@@ -259,6 +264,8 @@ class Node:
     def status(self, now_s: float) -> NodeStatus:
         """Return what people want to know."""
         capacity = self.capacity
+        named = [disk for disk in self.disks if disk.is_named]
+        stores = () if self.heartbeat is None else self.heartbeat.stores
         note = ""
         if not self.peer:
             note = "not connected"
@@ -269,32 +276,33 @@ class Node:
         elif self.drain is not None:
             note = self.drain.note
         else:
-            note = "; ".join(filter(None, map(_trouble, self.disks)))
+            missing = [_missing(disk) for disk in self.disks if not disk.is_named]
+            note = "; ".join((*missing, *(_trouble(s) for s in stores if s.state != READY)))
         return NodeStatus(
             record=self.record(),
             used_bytes=(capacity - self.free_granules) * GRANULE_BYTES,
             capacity_bytes=capacity * GRANULE_BYTES,
             objects=self.objects,
             heartbeat_age_s=max(0.0, now_s - self.heard_s),
-            ssd_used_bytes=sum(map(_used_bytes, self.disks)),
-            ssd_capacity_bytes=sum(disk.granules for disk in self.disks) * GRANULE_BYTES,
+            ssd_used_bytes=sum(map(_used_bytes, named)),
+            ssd_capacity_bytes=sum(disk.granules for disk in named) * GRANULE_BYTES,
             note=note,
             segments_used_bytes=(
                 *((s.granules - s.space.free_granules) * GRANULE_BYTES for s in self.segments),
                 *map(_used_bytes, self.disks),
             ),
-            stores=tuple(disk.status for disk in self.disks if disk.status is not None),
+            stores=stores,
         )
 
 
-def _trouble(disk: Disk) -> str:
-    """Say what is wrong with a store, "" where nothing is."""
-    if disk.absent_s is not None:
-        return "a store of its SSD cannot be opened"
-    said = disk.status
-    return (
-        "" if said is None or said.state == READY else f"{said.path}: {said.state}, {said.reason}"
-    )
+def _trouble(said: StoreStatus) -> str:
+    return f"{said.path}: {said.state}, {said.reason}"
+
+
+def _missing(disk: Disk) -> str:
+    """Say that a store may come back."""
+    place = "" if disk.status is None else f" at {disk.status.path}"
+    return f"the store that it had{place} is not there"
 
 
 def _used_bytes(disk: Disk) -> int:

@@ -52,6 +52,10 @@ PINS: Final = xxhash.xxh3_64_intdigest(b"\0pins") >> 1
 """The same for a note about the pin of a version, which is its offset; its bytes are the end in
 milliseconds since 1970, 0 for "not pinned", 1 for a hard pin."""
 
+REPLACED_MAX: Final = 1_024
+"""Stores that are remembered to be gone for good, 100 bytes each; more than the disks of a cluster
+lose in years. Of one that is older a copy would be believed."""
+
 WHOLE: Final = -1
 """Offset of a note about a whole segment; what is below is ``anywhere``."""
 
@@ -99,6 +103,8 @@ class Notes:
         self._pins: dict[int, _Entry] = {}
         """{version of an object: how it was pinned or unpinned after it was put}"""
         self.unread: Callable[[], dict[int, str]] = dict
+        self._replaced: dict[int, _Entry] = {}
+        """{incarnation of a store that is gone for good: what says so}"""
 
     # --- facts ----------------------------------------------------------------------------------
 
@@ -148,7 +154,7 @@ class Notes:
     @property
     def doubts_are_kept(self) -> bool:
         """Whether all that the next master has to doubt survives this one."""
-        return all(entry.kept for entry in self._doubts.values())
+        return all(e.kept for held in (self._doubts, self._replaced) for e in held.values())
 
     def read(self, node_id: str, incarnation: int) -> None:
         """A directory is known to its end: there is nothing to doubt any more.
@@ -304,10 +310,13 @@ class Notes:
         if before is not None:
             self._context.forget("notes", _key(before.item))
         self._context.remember("notes", _key(item), _note(item))
+        self._count_replaced(item)
 
     def _drop(self, item: NoteItem) -> None:
         page = self._table[item.incarnation]
         del page[item.offset]
+        if item.offset == WHOLE:
+            self._replaced.pop(item.incarnation, None)
         self._count -= 1
         if not page:
             del self._table[item.incarnation]
@@ -319,7 +328,8 @@ class Notes:
         """Have the absent node with the most notes come back empty instead: one note a segment."""
         counts: dict[str, int] = {}
         for item in self._items():
-            counts[item.node_id] = counts.get(item.node_id, 0) + 1
+            if item.node_id:
+                counts[item.node_id] = counts.get(item.node_id, 0) + 1
         worst = max(counts, key=lambda node_id: counts[node_id])
         self.condemn(worst)
 
@@ -341,6 +351,31 @@ class Notes:
         for entry in (*self._doubts.values(), *self._sets.values(), *self._pins.values()):
             yield entry.item
 
+    def replaced(self, incarnations: Iterable[int]) -> None:
+        """Note that stores are gone for good: who comes back as one is a copy of an older state.
+
+        These notes are about no node, so whoever is there keeps them, and none has done its work.
+        """
+        items = [
+            NoteItem("", incarnation, WHOLE, 0, self._context.newest_version)
+            for incarnation in incarnations
+            if incarnation not in self._replaced
+        ]
+        for item in items:
+            for entry in list(self._table.get(item.incarnation, {}).values()):
+                self._drop(entry.item)
+        if items:
+            self._note(items)
+
+    def _count_replaced(self, item: NoteItem) -> None:
+        """Know a note about a store that is gone for good; the oldest of too many is dropped."""
+        if item.node_id or item.offset != WHOLE:
+            return
+        self._replaced[item.incarnation] = self._table[item.incarnation][WHOLE]
+        if len(self._replaced) > REPLACED_MAX:
+            oldest = min(self._replaced.values(), key=lambda entry: entry.item.version)
+            self._drop(oldest.item)
+
     # --- nodes ----------------------------------------------------------------------------------
 
     def recall(self, notes: Iterable[Note]) -> None:
@@ -356,6 +391,7 @@ class Notes:
             page = self._table.setdefault(item.incarnation, {})
             self._count += item.offset not in page
             page[item.offset] = _Entry(item, kept=True)
+            self._count_replaced(item)
 
     def joined(self, node: Node, message: Register) -> None:
         """A node is there: ask for the notes it kept, drop those about memory that it lost."""

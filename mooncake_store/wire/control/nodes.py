@@ -6,7 +6,12 @@ from typing import Annotated
 
 import msgspec
 
-from mooncake_store.limits import COPY_BYTES_PER_S_MIN, FELLOWS_MAX, SEGMENTS_PER_NODE_MAX
+from mooncake_store.limits import (
+    COPY_BYTES_PER_S_MIN,
+    FELLOWS_MAX,
+    REPLACED_MAX,
+    SEGMENTS_PER_NODE_MAX,
+)
 from mooncake_store.wire.control.records import (
     Batch,
     Message,
@@ -34,6 +39,11 @@ class Register(Message, frozen=True):
     """``node_id`` of all nodes that were connected when a master said so last (ADR 34)."""
     notes: int = 0
     """Notes about absent nodes that it keeps: the master lists them before it adopts anything."""
+    replaced: Annotated[
+        tuple[int, ...], msgspec.Meta(max_length=SEGMENTS_PER_NODE_MAX * REPLACED_MAX)
+    ] = ()
+    """Incarnations of stores that are gone for good: it removed their files, and began those of its
+    segments in their place (ADR 82)."""
 
 
 class Registered(Message, frozen=True):

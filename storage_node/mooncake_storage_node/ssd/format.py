@@ -14,6 +14,7 @@ from mooncake_storage_node.ssd.buffers import map_aligned
 from mooncake_storage_node.ssd.core.layout import BLOCK_BYTES
 from mooncake_storage_node.ssd.core.records import Identity
 from mooncake_store.errors import ConfigError
+from mooncake_store.limits import REPLACED_MAX
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 """Version of everything on disk. A directory of a newer one is refused, never laid out anew."""
+
+INCARNATIONS_MAX: Final = 1 << 63
+"""They are below that, see ``new_identity``."""
 
 _WITNESS: Final = struct.Struct("<16sQQ")
 _TEXT_BYTES_MAX: Final = BLOCK_BYTES
@@ -34,6 +38,8 @@ class Format(NamedTuple):
 
     identity: Identity
     region_bytes: int
+    replaced: tuple[int, ...] = ()
+    """Incarnations of the stores whose files were removed to make this one, newest last."""
 
 
 class FormatDamaged(Exception):
@@ -47,6 +53,7 @@ class _Words(msgspec.Struct):
     store: str
     incarnation: int
     region_bytes: int
+    replaced: tuple[int, ...] = ()
 
 
 def new_identity() -> Identity:
@@ -83,13 +90,14 @@ def read_format(system: FileSystem, paths: Paths, directory: Path) -> Format | N
         )
     if words.region_bytes <= 0 or words.region_bytes % BLOCK_BYTES:
         raise FormatDamaged(f"regions of {words.region_bytes} bytes")
-    return Format(identity, words.region_bytes)
+    replaced = tuple(number for number in words.replaced if 0 < number < INCARNATIONS_MAX)
+    return Format(identity, words.region_bytes, replaced[-REPLACED_MAX:])
 
 
 def write_format(system: FileSystem, paths: Paths, form: Format) -> None:
     """Write the format file, whole or not at all."""
     store, incarnation = form.identity
-    words = _Words(FORMAT, store.hex(), incarnation, form.region_bytes)
+    words = _Words(FORMAT, store.hex(), incarnation, form.region_bytes, form.replaced)
     body = msgspec.json.encode(words).decode()
     draft = paths.draft
     file = system.open(draft, create=True)

@@ -31,13 +31,13 @@ from mooncake_storage_node.ssd.ledger import Ledger
 from mooncake_storage_node.ssd.locking import take_lock
 from mooncake_storage_node.ssd.recovery import Recovery
 from mooncake_store.errors import ConfigError
+from mooncake_store.limits import REPLACED_MAX
 from mooncake_store.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
     from mooncake_storage_node.ssd.core.layout import Geometry
-    from mooncake_storage_node.ssd.core.records import Identity
     from mooncake_storage_node.ssd.files import File, FileSystem, Pin
     from mooncake_storage_node.ssd.index import Index
     from mooncake_storage_node.ssd.options import Options
@@ -61,6 +61,7 @@ class Plan:
         options: See there.
         system: Where files are.
         on_dropped: Told what the store gives up.
+        gone: Incarnations that were replaced: who has one is a copy of what was given up.
     """
 
     directory: Path
@@ -68,6 +69,7 @@ class Plan:
     options: Options
     system: FileSystem
     on_dropped: Callable[[Sequence[Dropped]], None]
+    gone: Container[int] = ()
 
 
 @dataclass(slots=True)
@@ -99,7 +101,7 @@ class Opened:
     """A directory that is open.
 
     Attributes:
-        identity: Whose it is.
+        form: Whose it is.
         ledger: Its entries.
         disk: Its files.
         index: Its index.
@@ -108,7 +110,7 @@ class Opened:
         pin: Holds the directory.
     """
 
-    identity: Identity
+    form: Format
     ledger: Ledger
     disk: Disk
     index: Index
@@ -186,13 +188,13 @@ class _Opening:
         self._check_device()
         self._system.make_folder(self._paths.root)
         lock = self._lock()
-        form = self._format()
+        form = self._format(lock)
         try:
             return self._open(form, lock)
         except IndexDamaged as error:
             _log.error("the store in %s begins empty: %s", self._wanted.directory, error)
             self._lose_all("index_damaged")
-            return self._open(self._lay_out(), lock)
+            return self._open(self._lay_out(form), lock)
 
     def _lose_all(self, reason: str) -> None:
         """Count all entries as lost; at least one, where their number is not known."""
@@ -206,7 +208,7 @@ class _Opening:
         take_lock(lock, self._wanted.directory)
         return lock
 
-    def _format(self) -> Format:
+    def _format(self, lock: File) -> Format:
         try:
             form = read_format(self._system, self._paths, self._wanted.directory)
         except FormatDamaged as error:
@@ -214,7 +216,15 @@ class _Opening:
             self._lose_all("format_damaged")
             form = None
         if form is None:
-            return self._lay_out()
+            return self._lay_out(self._owner(lock))
+        if form.identity.incarnation in self._wanted.gone:
+            _log.error(
+                "the store in %s begins empty: this is a copy of one that was given up, which has"
+                " what was removed since",
+                self._wanted.directory,
+            )
+            self._lose_all("replaced")
+            return self._lay_out(form)
         cut = plan(self._wanted.capacity_bytes, self._wanted.options.index_bytes, form.region_bytes)
         if cut.region_count < REGION_COUNT_MIN // 2:
             _log.warning(
@@ -222,7 +232,7 @@ class _Opening:
                 self._wanted.directory,
             )
             self._lose_all("capacity")
-            return self._lay_out()
+            return self._lay_out(form)
         return form
 
     def _check_device(self) -> None:
@@ -238,8 +248,28 @@ class _Opening:
                 " store: mount its disk, or restart the node to begin a new one"
             )
 
-    def _lay_out(self) -> Format:
-        """Make an empty store of the directory, whatever lies in it."""
+    def _owner(self, lock: File) -> Format | None:
+        """Return whose files lie in a directory that does not say so itself; None: nobody knows."""
+        if self._paths.index.name not in self._system.names(self._paths.root):
+            return None
+        try:
+            with ExitStack() as stack:
+                index = self._open_index(lock, stack)
+                for _ in index.load():
+                    pass
+                found = records.unpack_identity(index.summary().metas.get(records.IDENTITY_KEY))
+        except (IndexDamaged, IndexFailed) as error:
+            _log.warning("nobody knows whose files lie in %s: %s", self._wanted.directory, error)
+            return None
+        return None if found is None else Format(found, 0)
+
+    def _lay_out(self, before: Format | None) -> Format:
+        """Make an empty store of the directory, whatever lies in it.
+
+        Args:
+            before: The store whose files these were, which is gone for good with them; None where
+                there was none, or nobody knows which.
+        """
         paths, system = self._paths, self._system
         for folder in (paths.index, paths.regions):
             system.make_folder(folder)
@@ -247,7 +277,8 @@ class _Opening:
                 system.remove(folder / name)
         system.remove(paths.witness)
         cut = plan(self._wanted.capacity_bytes, self._wanted.options.index_bytes)
-        form = Format(new_identity(), cut.region_bytes)
+        replaced = () if before is None else (*before.replaced, before.identity.incarnation)
+        form = Format(new_identity(), cut.region_bytes, replaced[-REPLACED_MAX:])
         write_format(system, paths, form)
         return form
 
@@ -341,7 +372,7 @@ class _Opening:
         self._complete(ledger, disk)
         self._count(ledger, recovery.lost)
         self._memory.device, _ = disk.identity
-        return Opened(form.identity, ledger, disk, index, sequences, witness, self._pin)
+        return Opened(form, ledger, disk, index, sequences, witness, self._pin)
 
     def _complete(self, ledger: Ledger, disk: Disk) -> None:
         """Give regions the room that a process was killed over, or somebody cut off."""

@@ -32,7 +32,7 @@ from mooncake_store.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
     from mooncake_storage_node.ssd.requests import Dropped
     from mooncake_store.deadline import Deadline
@@ -73,6 +73,7 @@ class Store:
         self._reason = "the directory was not opened yet"
         self._closing = threading.Event()
         self._incarnation = 0
+        self._replaced: tuple[int, ...] = ()
         self._shown = (State.CLOSED, "")
         self._threads = [
             threading.Thread(target=self._watch, name="ssd watch", daemon=True),
@@ -80,7 +81,7 @@ class Store:
         ]
 
     @classmethod
-    def open(
+    def open(  # noqa: PLR0913 - options, given by name
         cls,
         directory: Path | str,
         capacity_bytes: int,
@@ -89,6 +90,7 @@ class Store:
         files: FileSystem | None = None,
         on_dropped: Callable[[Sequence[Dropped]], None] = _ignore,
         on_change: Callable[[Store], None] = _ignore,
+        gone: Container[int] = (),
     ) -> Self:
         """Open the store in a directory, and lay it out if it is new.
 
@@ -104,6 +106,9 @@ class Store:
             on_change: Told that ``statistics().state`` or ``incarnation`` may have changed; same
                 rules. With a new incarnation, everything that was known of the store is void; with
                 the same one, what it holds should be listed again.
+            gone: Incarnations that are gone for good, wherever they were; it may change. A
+                directory that comes back with one of them has what was removed since, and begins
+                empty.
 
         Raises:
             ConfigError: The settings make no sense, another process uses the directory, or a newer
@@ -113,7 +118,7 @@ class Store:
         chosen.validate()
         layout.plan(capacity_bytes, chosen.index_bytes)
         system = files or OsFiles()
-        wanted = Plan(Path(directory), capacity_bytes, chosen, system, on_dropped)
+        wanted = Plan(Path(directory), capacity_bytes, chosen, system, on_dropped, gone)
         store = cls(wanted, on_change)
         store._open()
         for thread in store._threads:
@@ -131,6 +136,14 @@ class Store:
     def is_open(self) -> bool:
         """Whether its directory is open."""
         return self._volume is not None
+
+    @property
+    def replaced(self) -> tuple[int, ...]:
+        """Incarnations of stores that are gone for good: this one was made of their directory.
+
+        It survives restarts; newest last, `REPLACED_MAX` at most.
+        """
+        return self._replaced
 
     def epochs(self) -> dict[int, int]:
         """Return {namespace slot: readable epoch} as far as it knows of any."""
@@ -446,7 +459,8 @@ class Store:
             late_epochs = dict(self._memory.epochs)
             late_removed = [(-1, version) for version in self._memory.removed]
             self._memory.removed.clear()
-            self._incarnation = volume.identity.incarnation
+            self._replaced = volume.form.replaced
+            self._incarnation = volume.form.identity.incarnation
             if not self._closing.is_set():
                 self._volume = volume
         # What was asked while the directory was being opened.

@@ -61,13 +61,13 @@ class Volume:
     Attributes:
         ledger: Its entries and everything else that is known of it.
         reads: Where reads are asked for.
-        identity: Whose contents they are.
+        form: Whose contents they are.
     """
 
     def __init__(self, opened: Opened, options: Options, staging: Staging) -> None:
         self._options = options
         self._opened = opened
-        self.identity = opened.identity
+        self.form = opened.form
         self.ledger = opened.ledger
         self._disk = opened.disk
         self._index = opened.index

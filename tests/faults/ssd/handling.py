@@ -34,7 +34,7 @@ def opened(folder: Path, capacity: int = 64 * MIB, **options: Any) -> Iterator[S
 
     Its index is in this process, which starts faster, unless ``files`` is given.
     """
-    own = [name for name in ("files", "on_dropped", "on_change") if name in options]
+    own = [name for name in ("files", "on_dropped", "on_change", "gone") if name in options]
     arguments: dict[str, Any] = {name: options.pop(name) for name in own}
     arguments.setdefault("files", FaultyFiles())
     store = Store.open(folder, capacity, Options(**(QUICK | options)), **arguments)

@@ -95,6 +95,8 @@ class FakeNode:
         """Orders to the stores end with an error."""
         self.closed_disks: set[int] = set()
         """Stores that the node does not name when it registers."""
+        self.replaced: tuple[int, ...] = ()
+        """Stores that it says are gone for good."""
         self.stores: tuple[StoreStatus, ...] = ()
         """What its heartbeats say of them."""
         self.others: dict[str, FakeNode] = {}
@@ -286,6 +288,14 @@ class Rig:
         self.cut(node)
         self.register(node)
 
+    def remake_disk(self, node: FakeNode) -> int:
+        """A node makes a new store in the place of a damaged one; return the old incarnation."""
+        ((old, size),) = node.disks.items()
+        node.disks = {next(self._incarnations): size}
+        node.entries = {place: e for place, e in node.entries.items() if place[0] != old}
+        node.replaced = (*node.replaced, old)
+        return old
+
     def register(self, node: FakeNode) -> Free:
         return self.registered(node, self.wait(self.begin_registration(node)))
 
@@ -302,6 +312,7 @@ class Rig:
             name=node.name, node_id=node.node_id, host="h", port=1, local_path="",
             labels=node.labels, segments=records, term=node.term, landed=landed,
             epochs=dict(node.epochs), fellows=node.fellows, notes=len(node.notes),
+            replaced=node.replaced,
         )  # fmt: skip
         number = self.send(message, peer=node.peer)
         self.registered(node, self.replies[number])
