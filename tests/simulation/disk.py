@@ -10,6 +10,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from mooncake_store.limits import REPLACED_MAX
 from mooncake_store.wire.control import DirectoryEntry
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class Disk:
         capacity_bytes: What its extents may take.
         admits: Share of the extents that a store's own policy takes, 0 to 1.
         incarnation: Of its contents.
+        replaced: Incarnations that are gone for good, as a store was made of their files.
         rows: {location: what is recorded there}, oldest first.
         epochs: {namespace slot: readable epoch} as recorded.
         trouble: How it fares.
@@ -101,6 +103,7 @@ class Disk:
     capacity_bytes: int
     admits: float = 1.0
     incarnation: int = 0
+    replaced: tuple[int, ...] = ()
     rows: dict[int, Row] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
     trouble: Trouble = Trouble.NONE
@@ -117,8 +120,14 @@ class Disk:
         if self.incarnation:
             self.losses += 1
         self.given_up |= {row.version for row in self.rows.values()}
-        self.rows, self.epochs = {}, {}
+        self.rows, self.epochs, self.replaced = {}, {}, ()
         self.incarnation = self.random.getrandbits(62) + 1
+
+    def spoil(self) -> None:
+        """Damage the index: who opens the directory makes an empty store of it, and says so."""
+        replaced = (*self.replaced, self.incarnation)
+        self.lay_out()
+        self.replaced = replaced[-REPLACED_MAX:]
 
     def fare(self, trouble: Trouble) -> None:
         """Fare like that from now on."""

@@ -34,9 +34,9 @@ class Profile(enum.Enum):
     LATE = "late"
     """The bytes of writers come late, and the master dies now and then."""
     FULL = "full"
-    """Everything at once, but no memory is lost, and the master has a data directory: without one,
-    what absent nodes still have to erase is known to other nodes, which are away as well here
-    (docs/adr/0034)."""
+    """Everything at once, but no memory is lost, only what is on disks, and the master has a data
+    directory: without one, what absent nodes still have to erase is known to other nodes, which are
+    away as well here (docs/adr/0034)."""
 
 
 class Chaos:
@@ -95,11 +95,12 @@ class Chaos:
             ]
             nodes.append((3, self._detach))
             losses = [(4, self._reboot_node), (1, self._replace_disk), (2, self._damage)]
+            spoils: list[tuple[int, Callable[[], None]]] = [(2, self._spoil)]
             return {
-                Profile.NODES: [*late, *common, *nodes, *losses],
-                Profile.MASTER: late + common + deaths,
+                Profile.NODES: [*late, *common, *nodes, *losses, *spoils],
+                Profile.MASTER: late + common + deaths + spoils,
                 Profile.LATE: late + deaths[:1],
-                Profile.FULL: late + common + nodes + deaths,
+                Profile.FULL: late + common + nodes + deaths + spoils,
             }[profile]
         return {
             Profile.NODES: [*late, *common, *nodes, (1, self._reboot_node)],
@@ -181,7 +182,7 @@ class Chaos:
         node.new_memory()
         if node.disk is not None and self._random.random() < INDEX_LOSS:
             self._note(f"the index of {node.name} does not add up")
-            node.disk.lay_out()
+            node.disk.spoil()
 
     # --- disks ----------------------------------------------------------------------------------
 
@@ -214,6 +215,12 @@ class Chaos:
         self._kill(node, 0.01, 0.5)
         self._note(f"replace the disk of {node.name}")
         disk.lay_out()
+
+    def _spoil(self) -> None:
+        """Damage the index of a store, under a live node or a dead one."""
+        node, disk = self._node_with_disk()
+        self._note(f"damage the index of {node.name}")
+        disk.spoil()
 
     def _damage(self) -> None:
         node, disk = self._node_with_disk()

@@ -118,6 +118,10 @@ class SimNode(Part):
             found |= {row.version for row in self._stores.store.readable()}
         return found
 
+    def has_opened(self, incarnation: int) -> bool:
+        """Return whether the store is open that has this incarnation."""
+        return self._stores is not None and self._stores.find(incarnation) is not None
+
     def end_life(self) -> None:
         """Die; a commit that was on its way to the disk may arrive."""
         if self._stores is not None:
@@ -137,7 +141,7 @@ class SimNode(Part):
         line = self._line
         if not self._is_joining:
             self._join()
-        elif line is not None and self._stores.records() != self._said:
+        elif line is not None and self._stores_now() != self._said:
             line.close()
             self._lost(line)
 
@@ -218,7 +222,7 @@ class SimNode(Part):
             self._lost(line)
             return
         segment, stores = self.segment, self._stores
-        self._said = stores.records() if stores is not None else ()
+        self._said = records, replaced = self._stores_now()
         message = Register(
             self.name,
             self.node_id,
@@ -226,14 +230,20 @@ class SimNode(Part):
             1,
             f"/run/{self.name}",
             {},
-            (SegmentRecord(segment.incarnation, segment.bytes), *self._said),
+            (SegmentRecord(segment.incarnation, segment.bytes), *records),
             max(segment.term, stores.term() if stores is not None else 0),
             sum(1 for _ in landed(segment)) + (stores.entries() if stores is not None else 0),
             self._epochs(),
             self.notebook.fellows,
             len(self.notebook),
+            replaced,
         )
         line.ask(message, 5.0, lambda reply: self._registered(line, reply))
+
+    def _stores_now(self) -> tuple[tuple[SegmentRecord, ...], tuple[int, ...]]:
+        """Return what is registered of the store: its record, and what is gone for good."""
+        stores = self._stores
+        return ((), ()) if stores is None else (stores.records(), stores.replaced())
 
     def _epochs(self) -> dict[int, int]:
         """Return {namespace slot: readable epoch}, the highest that memory or disk knows."""

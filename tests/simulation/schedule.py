@@ -19,6 +19,7 @@ from mooncake_store.testing import (
     seeded,
     settled_write,
 )
+from mooncake_store.wire.control import ClusterStatus, DescribeCluster
 from tests.simulation.client import Failed, SimClient
 from tests.simulation.faults import Chaos, Profile
 from tests.simulation.load import HOLD_S_MAX, Load, conclude_read
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from mooncake_store.errors import StoreError
     from mooncake_store.testing import Call
     from mooncake_store.wire.control import Message
+    from tests.simulation.disk import Disk
 
 LOAD_S = 2.0
 LOAD_S_LATE = 3.5
@@ -138,7 +140,9 @@ class Schedule:
             assert world.clock.run_until_true(self._are_back, END_S), "a node did not come back"
             world.clock.advance(LATE_S)
         reads = self._read_everything()
+        ghosts = self._ghosts()
         self._audit()
+        self._problems += ghosts
         return self._judge(reads)
 
     def _are_back(self) -> bool:
@@ -179,6 +183,25 @@ class Schedule:
             if not self._problems:
                 return
             clock.advance(2.0)
+
+    def _ghosts(self) -> list[str]:
+        """Find stores that the master lists though their nodes have said that they are gone."""
+        status = _Asker(self.world).ask(DescribeCluster())
+        assert isinstance(status, ClusterStatus)
+        listed = {s.incarnation for node in status.nodes for s in node.record.segments}
+        gone = {number for disk in self._opened() for number in disk.replaced}
+        return [f"the store {number:#x} is gone, and listed" for number in listed & gone]
+
+    def _opened(self) -> list[Disk]:
+        """Return the disks of which the store is open as it is on them now."""
+        return [
+            disk
+            for disk in self.world.disks()
+            if any(
+                node.disk is disk and node.has_opened(disk.incarnation)
+                for node in self.world.nodes.values()
+            )
+        ]
 
     # --- judgement ------------------------------------------------------------------------------
 
@@ -255,6 +278,15 @@ class Schedule:
             and not any(version in disk.given_up for disk in self.world.disks())
         )
 
+    def _is_kept_back(self, key: str) -> bool:
+        """Return whether the master waits for the rest of a set, which a disk has lost.
+
+        A master that has begun anew cannot tell it from one that was never committed (ADR 43).
+        """
+        has_lost = any(disk.losses for disk in self.world.disks())
+        kept_back = {name for _, name in self.world.master.core._recovery._set_ids}
+        return has_lost and self.world.master.lives > 1 and key in kept_back
+
     def _excuses_of_holds(self, call: Call) -> bool:
         """Say whether a held value may be missed.
 
@@ -281,7 +313,7 @@ class Schedule:
             what = "a node holds it" if last.store_version in held else ""
             if not what and self._is_kept(last):
                 what = "it was put durable, and no disk gave it up"
-            if what:
+            if what and not self._is_kept_back(read.key):
                 found.append(
                     Violation(
                         Rule.LOST, read.key, f"missed ({read.note}) though {what}", (last, read)

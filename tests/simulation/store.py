@@ -59,6 +59,7 @@ class SimStore:
 
     Attributes:
         incarnation: As ``Store.incarnation``.
+        replaced: As ``Store.replaced``.
         table: {location: what is readable there}, oldest first.
     """
 
@@ -70,6 +71,7 @@ class SimStore:
         on_change: Callable[[], None],
     ) -> None:
         self.incarnation = 0
+        self.replaced: tuple[int, ...] = ()
         self.table: dict[int, Row] = {}
         self._part = part
         self._disk = disk
@@ -113,7 +115,7 @@ class SimStore:
             self._epochs[slot] = max(epoch, self._epochs.get(slot, 0))
         self.table = dict(disk.rows)
         self._is_open = True
-        self.incarnation = disk.incarnation
+        self.incarnation, self.replaced = disk.incarnation, disk.replaced
         self._on_change()
 
     def _close(self, reason: str) -> None:
@@ -134,9 +136,15 @@ class SimStore:
 
     def crash(self) -> None:
         """The process is dead: a commit that was on its way has arrived, or not."""
-        if self._commit is not None and self._disk.random.random() < 0.5:
+        arrives = self._commit is not None and self._disk.random.random() < 0.5
+        if self._commit is not None and arrives and not self._is_spoiled:
             self._disk.record(self._commit)
         self._commit = None
+
+    @property
+    def _is_spoiled(self) -> bool:
+        """Whether the index was damaged while the directory is open: who uses it notices."""
+        return self.incarnation != self._disk.incarnation
 
     def _operate(self, over: Callable[[bool], None]) -> None:
         """Do one operation of the disk for as long as we live and the directory stays open."""
@@ -383,7 +391,7 @@ class SimStore:
         def over(refused: bool) -> None:  # noqa: FBT001 - as disks say it
             transaction, self._commit = self._commit, None
             assert transaction is not None
-            if refused:
+            if refused or self._is_spoiled:
                 self._deleted += deleted
                 self._noted += noted
                 self._close("the disk refuses to be written")
@@ -495,7 +503,7 @@ class SimStore:
         future: Future[DirectoryPage] = Future()
 
         def over(refused: bool) -> None:  # noqa: FBT001 - as disks say it
-            if refused:
+            if refused or self._is_spoiled:
                 fail(future, Overloaded("the index cannot be read"))
                 self._close("the index cannot be read")
                 return

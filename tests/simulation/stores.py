@@ -134,6 +134,10 @@ class SimStores:
             return ()
         return (SegmentRecord(self.incarnation, self._disk.capacity_bytes, int(Tier.SSD)),)
 
+    def replaced(self) -> tuple[int, ...]:
+        """As ``Stores.replaced``."""
+        return tuple(sorted(set(self.store.replaced) - {self.incarnation}))
+
     def epochs(self) -> dict[int, int]:
         """As ``Stores.epochs``."""
         return self.store.epochs()

@@ -10,6 +10,7 @@ from mooncake_master.core.barriers import Barrier
 from mooncake_master.core.copying import Copier
 from mooncake_master.core.demotion import DEMOTION
 from mooncake_master.core.durability import Durability
+from mooncake_master.core.membership import Members
 from mooncake_master.core.notes import Notes
 from mooncake_master.core.records import Gone
 from mooncake_master.core.recovery import Recovery
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mooncake_master.core.copying import Start
+    from mooncake_master.core.nodes import Node
     from mooncake_master.core.records import Extent, Generation, Stored
-    from mooncake_store.wire.control import DirectoryEntry, FreeItem, Refusal
+    from mooncake_store.wire.control import DirectoryEntry, FreeItem, Refusal, Register
 
 SEEDS_MAX = 1_000
 """As in ``test_planted_bugs``."""
@@ -136,3 +138,14 @@ def test_a_store_that_confirms_what_it_has_not_recorded_is_found(
 
     monkeypatch.setattr(SimStore, "crash", lose_the_newest)
     assert hunt(Profile.NODES).lost_acknowledged
+
+
+def test_a_master_that_keeps_a_store_that_is_gone_for_good_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def keep(self: Members, _node: Node, message: Register) -> None:
+        self._context.unseen.pop(message.node_id, None)
+
+    monkeypatch.setattr(Members, "_give_up", keep)
+    found = hunt(Profile.MASTER)
+    assert "is gone, and listed" in found.failures[0]
