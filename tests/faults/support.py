@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,6 +70,19 @@ def counter(cluster: ProcessCluster, name: str) -> int:
 def evicted(cluster: ProcessCluster) -> int:
     """Return how many objects were evicted."""
     return counter(cluster, 'mooncake_master_objects_gone_total{reason="evicted"}')
+
+
+def turned_away(cluster: ProcessCluster) -> int:
+    """Return how many objects left memory without being on a disk, because none took them in time.
+
+    That is none as a rule; a disk that others write to as well may have been too busy.
+    """
+    series = re.compile(r'mooncake_master_copies_total\{outcome="(\w+)",purpose="demotion"\}')
+    return sum(
+        count
+        for name, count in cluster.status().counters.items()
+        if (found := series.fullmatch(name)) and found[1] not in {"done", "present"}
+    )
 
 
 class Timed:

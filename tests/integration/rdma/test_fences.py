@@ -19,7 +19,7 @@ from mooncake_store.errors import (
 )
 from mooncake_store.memory import address_of
 from mooncake_store.segment import Segment, mapped_bytes
-from mooncake_store.testing import wait_until
+from mooncake_store.testing import free_port, wait_until
 from mooncake_store.testing.seeds import seeded
 from mooncake_store.transport.rdma import FabricLost, RdmaDataPath
 from mooncake_store.wire import control
@@ -77,9 +77,9 @@ def test_a_writer_whose_extent_is_freed_can_write_nothing_afterwards(
     late = make_thing(incarnation_of(register), 0, 4 * MIB)
     gate = Gate(fabric, after=2)
     task = late.write_task()
-    writer = threading.Thread(target=path.write, args=([task], Deadline(10)))
+    writer = threading.Thread(target=path.write, args=([task], Deadline(60)))
     writer.start()
-    assert gate.reached.wait(5)
+    assert gate.reached.wait(30)
     assert master.free(late.item) == b"\x01"
     assert node.rdma is not None
     assert node.rdma.revoked == 1
@@ -88,7 +88,7 @@ def test_a_writer_whose_extent_is_freed_can_write_nothing_afterwards(
     extents = node.pool.segment.extents
     extents[: 5 * MIB] = b"\x77" * (5 * MIB)
     gate.open()
-    writer.join(10)
+    writer.join(30)
     assert not writer.is_alive()
     assert isinstance(task.error, (Unreachable, StaleTerm))
     assert extents[: 5 * MIB] == b"\x77" * (5 * MIB)
@@ -115,7 +115,7 @@ def test_a_writer_between_its_bytes_and_their_publication_is_refused(
     fabric.faults.before = free_at_the_last_request
     task = late.write_task()
     path.write([task], Deadline(10))
-    wait_until(lambda: len(freed) == 2, 5, what="the extent is freed")
+    wait_until(lambda: len(freed) == 2, 30, what="the extent is freed")
     if task.error is not None:
         assert isinstance(task.error, (Unreachable, StaleTerm))
     # Whichever came first: freed is freed.
@@ -132,12 +132,12 @@ def test_a_new_term_cuts_writers_of_the_old_one(
     late = make_thing(incarnation_of(register), 0, 4 * MIB)
     gate = Gate(fabric, after=2)
     task = late.write_task()
-    writer = threading.Thread(target=path.write, args=([task], Deadline(10)))
+    writer = threading.Thread(target=path.write, args=([task], Deadline(60)))
     writer.start()
-    assert gate.reached.wait(5)
+    assert gate.reached.wait(30)
     master.order(control.SetEpochs(9, {}), control.Done)
     gate.open()
-    writer.join(10)
+    writer.join(30)
     assert task.error is not None
     assert not node.pool.segment.holds(0, late.identity.version)
 
@@ -165,7 +165,8 @@ def test_a_restarted_node_has_other_keys_and_is_found_again(
     fabric: FakeFabric, start_node: Callable[..., StorageNode], master: FakeMaster,
     context: RdmaContext,
 ) -> None:  # fmt: skip
-    first = start_node(on_stop="keep")
+    port = free_port()
+    first = start_node(on_stop="keep", port=port)
     register = master.wait_registered()
     thing = make_thing(incarnation_of(register), 0, 5000)
 
@@ -180,8 +181,8 @@ def test_a_restarted_node_has_other_keys_and_is_found_again(
         assert not fabric.queue_pairs or all(
             pair.device.name == "client0" for pair in fabric.queue_pairs.values()
         )
-        start_node(on_stop="keep", port=register.port)
-        again = master.wait_registered()
+        start_node(on_stop="keep", port=port)
+        again = master.wait_registered(2)
         assert incarnation_of(again) == incarnation_of(register)
         assert get(path, thing) == thing.content
 
@@ -219,7 +220,7 @@ def test_the_end_of_a_client_ends_its_queue_pairs_at_the_node(
     put(path, make_thing(incarnation_of(register), 0, 5000))
     assert len(fabric.queue_pairs) == 2
     path.close()
-    wait_until(lambda: not fabric.queue_pairs, 5, what="the node's queue pair is gone")
+    wait_until(lambda: not fabric.queue_pairs, 30, what="the node's queue pair is gone")
 
 
 def faults_of(fabric: FakeFabric, random: Random) -> None:

@@ -176,15 +176,15 @@ def test_a_freed_extent_cuts_all_queue_pairs_of_its_writer(
     gate = Gate(fabric, after=6)
     task = late.write_task()
     task.parts = [buffer]
-    writer = threading.Thread(target=path.write, args=([task], Deadline(10)))
+    writer = threading.Thread(target=path.write, args=([task], Deadline(60)))
     writer.start()
-    assert gate.reached.wait(5)
+    assert gate.reached.wait(30)
     assert all(pair.has_work for pair in ours(fabric))
     assert master.free(late.item) == b"\x01"
     extents = node.pool.segment.extents
     extents[: 13 * MIB] = b"\x77" * (13 * MIB)
     gate.open()
-    writer.join(10)
+    writer.join(30)
     assert not writer.is_alive()
     assert isinstance(task.error, (Unreachable, StaleTerm))
     assert extents[: 13 * MIB] == b"\x77" * (13 * MIB)
