@@ -93,7 +93,7 @@ HELP: Final = {
     "node_scrubbed_bytes": "Bytes that a node has verified in the background since it started.",
     "refusals": "Items or requests refused, by error code.",
     "replicas_dropped": "Replicas that were found bad, or that a disk gave up, by why.",
-    "replicas_lost": "Replicas lost with a node's memory, by node.",
+    "replicas_lost": "Replicas lost with a node's memory or a store of its SSD, by node.",
 }
 """{name of a number of the core without prefix and suffix: what it says}"""
 

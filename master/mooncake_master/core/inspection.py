@@ -31,7 +31,7 @@ DETAILS: Final = {
     MissReason.EXPIRED: "its last put was never finished",
     MissReason.WRITING: "a put is under way",
     MissReason.NODE_DOWN: "nodes that may hold it are away, or cannot be listed",
-    MissReason.LOST: "the nodes that held it lost their memory",
+    MissReason.LOST: "the nodes that held it lost that memory, or that disk",
     MissReason.CORRUPT: "its bytes were found damaged",
     MissReason.RECOVERING: "the nodes' directories are still being listed",
 }
