@@ -541,7 +541,7 @@ def test_fr_061_an_interrupted_put_ends_at_once(start_cluster: StartCluster) -> 
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    wait_until(lambda: data.accepted() > 0, 20)
+    wait_until(lambda: data.accepted() > 0, 60)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT

@@ -9,7 +9,7 @@ import pytest
 from mooncake_storage_node.app import StorageNode
 from mooncake_storage_node.settings import NodeSettings
 from mooncake_store.deadline import Deadline
-from mooncake_store.errors import Overloaded
+from mooncake_store.errors import DeadlineExceeded, Overloaded
 from mooncake_store.testing import wait_until
 from mooncake_store.wire import control
 from tests.faults.ssd.faulty import FaultyFiles
@@ -64,14 +64,14 @@ def memory_works(rig: Rig, offset: int) -> None:
     thing = rig.thing(100_000, key=f"memory-{offset}", offset=offset)
     task = thing.read_task()
     with tcp_of(rig.register) as path:
-        path.read([task], Deadline(5))
+        path.read([task], Deadline(20))
     assert task.error is None
     order = control.ListDirectory(1, rig.dram)
     keys = [entry.key for entry in rig.master.order(order, control.DirectoryPage).entries]
     assert f"memory-{offset}" in keys
     assert rig.master.free(thing.item) == b"\x01"
     beats = len(rig.master.beats)
-    wait_until(lambda: len(rig.master.beats) > beats + 2, 10, what="heartbeats go on")
+    wait_until(lambda: len(rig.master.beats) > beats + 2, 30, what="heartbeats go on")
 
 
 def test_a_copy_to_a_disk_that_hangs_is_given_up_and_never_lands(
@@ -100,7 +100,7 @@ def test_a_removal_is_not_confirmed_before_the_disk_has_it(rig: Rig, files: Faul
     assert freed.freed == b"\x00"
     task = on_disk(rig, thing, location)
     with tcp_of(rig.register) as path:
-        path.read([task], Deadline(5))
+        path.read([task], Deadline(20))
     assert task.error is not None  # It is unreadable at once.
     memory_works(rig, 8 * MIB)
     files.faults.mend()
@@ -117,12 +117,19 @@ def test_a_read_of_a_disk_that_hangs_ends_in_time_and_others_do_not_wait(
     location = rig.demote(thing)
     files.faults.hold("read")
     with tcp_of(rig.register) as path:
-        tasks = [on_disk(rig, thing, location) for _ in range(3)]
-        path.read(tasks, Deadline(1.5))
-        assert {type(task.error) for task in tasks} == {Overloaded}
+
+        def is_refused() -> bool:
+            """The node answers in the last tenth of the time, if it gets a processor then."""
+            tasks = [on_disk(rig, thing, location) for _ in range(3)]
+            path.read(tasks, Deadline(1.5))
+            kinds = {type(task.error) for task in tasks}
+            assert kinds <= {Overloaded, DeadlineExceeded}
+            return kinds == {Overloaded}
+
+        wait_until(is_refused, 60)
         memory = rig.thing(1000, key="memory", offset=8 * MIB)
         task = memory.read_task()
-        path.read([task], Deadline(5))
+        path.read([task], Deadline(20))
         assert task.error is None
     memory_works(rig, 16 * MIB)
     files.faults.mend()
@@ -139,7 +146,7 @@ def test_a_new_epoch_is_answered_although_the_disk_hangs(rig: Rig, files: Faulty
     rig.master.order(control.SetEpochs(1, {0: 2}), control.Done, 10.0)
     task = on_disk(rig, thing, location)
     with tcp_of(rig.register) as path:
-        path.read([task], Deadline(5))
+        path.read([task], Deadline(20))
     assert task.error is not None
     files.faults.mend()
     wait_until(lambda: rig.listed() == [], 20, what="the disk has swept it")
