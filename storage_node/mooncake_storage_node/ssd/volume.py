@@ -237,7 +237,7 @@ class Volume:
         oldest_s = min((at for at in since if at), default=0.0)
         took_s = time.monotonic() - oldest_s if oldest_s else 0.0
         stalled = took_s > self._options.stall_s
-        sentence = f"the disk has not answered for {took_s:.1f} s" if stalled else ""
+        sentence = _silence(took_s, self._options.stall_s) if stalled else ""
         if stalled or STALL_TROUBLE in self.ledger.troubles:
             self.ledger.set_trouble(STALL_TROUBLE, sentence)
 
@@ -310,3 +310,15 @@ class Volume:
         waiting = self._queue.drain()
         if waiting:
             self._committer.refuse(waiting, Overloaded(self.ledger.stopped), "closing")
+
+
+def _silence(took_s: float, stall_s: float) -> str:
+    """Say for how long a disk is silent, in doublings of what counts as trouble.
+
+    Each new sentence is logged and told to the master: one that counted tenths of seconds would
+    fill logs for as long as a disk hangs.
+    """
+    shown_s = stall_s
+    while 2 * shown_s <= took_s:
+        shown_s *= 2
+    return f"the disk has not answered for {shown_s:.1f} s or longer"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import subprocess
 import sys
 import threading
@@ -242,6 +243,27 @@ def test_a_slow_disk_fills_the_queue_and_then_refuses(tmp_path: Path, files: Fau
         assert outcome(store, 1, make_extent("key-1", 1, 64 * KIB)) == "ok"
         files.faults.mend()
         assert all(future.result(WAIT_S).location >= 0 for future in waiting)
+        await_state(store, State.READY)
+
+
+def test_a_disk_that_hangs_for_long_is_said_a_few_times_and_not_again_and_again(
+    tmp_path: Path, files: FaultyFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "mooncake_storage_node.ssd")
+    with opened(tmp_path, files=files, stall_s=0.1) as store:
+        files.faults.hold("write")
+        waiting = store.write(memoryview(make_extent("key-1", 1, 64 * KIB)), 1)
+
+        def said() -> list[str]:
+            return [line for line in caplog.messages if "has not answered" in line]
+
+        def silent_s() -> float:
+            return float(said()[-1].partition(" for ")[2].split()[0]) if said() else 0.0
+
+        wait_until(lambda: silent_s() >= 1.6, WAIT_S, what="the disk is silent for long")
+        assert len(said()) <= 5, said()  # 0.1, 0.2, 0.4, 0.8 and 1.6 s
+        files.faults.mend()
+        assert waiting.result(WAIT_S).location >= 0
         await_state(store, State.READY)
 
 
