@@ -174,7 +174,7 @@ def _add_cluster(
     @application.get(f"{PREFIX}/nodes", tags=["cluster"])
     async def nodes() -> models.Nodes:
         """List the storage nodes, dead ones included until they are forgotten."""
-        return models.Nodes(nodes=[models.Node.of(n) for n in (await service.cluster()).nodes])
+        return models.Nodes(nodes=[models.Node.of(node) for node in await service.nodes()])
 
     @application.get(f"{PREFIX}/segments", tags=["cluster"])
     async def segments() -> models.Segments:
@@ -189,7 +189,7 @@ def _add_cluster(
                     capacity_bytes=segment.bytes,
                     state=NodeState(node.record.state).name.lower(),
                 )
-                for node in (await service.cluster()).nodes
+                for node in await service.nodes()
                 for segment, used_bytes in zip(
                     node.record.segments, node.segments_used_bytes, strict=True
                 )
@@ -212,7 +212,7 @@ def _add_node(application: FastAPI, service: AdminService) -> None:
         name: Annotated[str, Query(description="Name of the node.")],
     ) -> models.Node:
         """Describe one storage node."""
-        for each in (await service.cluster()).nodes:
+        for each in await service.nodes():
             if each.record.name == name:
                 return models.Node.of(each)
         raise UnknownNode(f"no node is named {name!r}", node=name)

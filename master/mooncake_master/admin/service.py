@@ -29,6 +29,7 @@ from mooncake_store.wire.control import (
     Message,
     NamespaceList,
     NamespaceRecord,
+    NodeStatus,
     ObjectRecord,
     PinLimit,
     PinLimits,
@@ -99,8 +100,16 @@ class AdminService:
     # --- requests -------------------------------------------------------------------------------
 
     async def cluster(self) -> ClusterStatus:
-        """Return the state of everything."""
+        """Return the state of everything, as far as this master knows it, leading or not."""
         return self._ask_nowait(DescribeCluster(), ClusterStatus)
+
+    async def nodes(self) -> tuple[NodeStatus, ...]:
+        """Return all storage nodes.
+
+        Raises:
+            NotLeader: This master stands by: none that it may still know says anything.
+        """
+        return tuple((await self._ask(DescribeCluster(), ClusterStatus)).nodes)
 
     async def drain(self, node: str, timeout_s: float) -> DrainStatus:
         """Begin to take a node out of use."""

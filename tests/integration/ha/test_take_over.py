@@ -115,8 +115,9 @@ def test_a_standby_says_who_leads_and_that_it_does_not(pool: Pool) -> None:
     assert (status, ready["reason"]) == (503, f"standby of {leader.address}")
     cluster = standby.admin("/api/v1/cluster")[1]
     assert (cluster["role"], cluster["leader"]) == ("standby", leader.address)
-    status, problem = standby.admin("/api/v1/objects?namespace=default")
-    assert (status, problem["code"]) == (421, NotLeader.code)
+    for path in ("objects?namespace=default", "nodes", "segments", "node?name=node-1"):
+        status, problem = standby.admin(f"/api/v1/{path}")
+        assert (status, problem.get("code")) == (421, NotLeader.code), path
     cluster = leader.admin("/api/v1/cluster")[1]
     assert (cluster["role"], cluster["term"]) == ("leader", pool.status().term)
     with WireClient(HOST, standby.port) as wire, pytest.raises(NotLeader) as refused:

@@ -117,7 +117,7 @@ def test_a_parameter_given_twice_is_refused_and_nothing_is_removed(
 
 async def test_a_mistake_of_ours_is_answered_in_the_shape_of_all_answers() -> None:
     class Broken:
-        async def cluster(self) -> None:
+        async def nodes(self) -> None:
             raise ZeroDivisionError
 
     application = create_application(Broken(), None, None, "1")  # type: ignore[arg-type]
