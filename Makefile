@@ -44,15 +44,15 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "make: $(PYTHON) cannot create a virtual environment (is its venv module installed?)" >&2; exit 1; }
 
-# Installed again whenever pyproject.toml has changed (dependencies and entry points live there).
+# Installed again whenever pyproject.toml (dependencies and entry points) or constraints.txt (versions of tools) has changed.
 $(VENV)/.runtime: pyproject.toml | $(BIN)/python
 	@echo "installing mooncake-store into $(VENV)"
 	@$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.develop: pyproject.toml | $(BIN)/python
+$(VENV)/.develop: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing mooncake-store and its development tools into $(VENV)"
-	@$(PIP) --editable '.[dev]'
+	@$(PIP) --constraint constraints.txt --editable '.[dev]'
 	@touch $(VENV)/.runtime $@
 
 run: $(VENV)/.runtime

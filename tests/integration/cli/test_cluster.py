@@ -92,7 +92,7 @@ def test_bench_reports_each_operation_and_removes_its_objects(cli: Commands) -> 
     assert set(operations) == {"get", "put", "exists"}
     for row in operations.values():
         assert row["calls_per_s"] > 0
-        assert row["keys_per_s"] == pytest.approx(3 * row["calls_per_s"], rel=0.01)
+        assert row["keys_per_s"] == pytest.approx(3 * row["calls_per_s"], rel=0.01, abs=0.2)
         assert 0 < row["p50_ms"] <= row["p99_ms"]
         assert (row["misses"], row["refusals"]) == (0, 0)
     assert operations["get"]["gb_per_s"] > 0
