@@ -8,6 +8,7 @@ import pytest
 
 from mooncake_client import Client, StoreError
 from mooncake_store.testing import ProcessCluster, payload, seeded, wait_until
+from mooncake_store.types import MissReason
 from tests.faults.scale import scaled
 from tests.faults.support import KIB, MIB, QUICK, Background, fill, names
 
@@ -57,6 +58,22 @@ def test_fr_048_a_lost_copy_is_counted_under_its_reason(
         reason = client.why("k").reason
         assert reason is not None
         assert reason.name in {"NODE_DOWN", "LOST"}
+
+
+def test_a_miss_keeps_its_reason_when_the_node_is_back_before_anybody_asks(
+    start_cluster: Callable[..., ProcessCluster],
+) -> None:
+    cluster = start_cluster(nodes=1, node_options={"dram": "8MiB"}, master_options=QUICK)
+    node = cluster.nodes[0]
+    with Client(cluster.address, location_cache=False) as client:
+        client.put("k", b"value")
+        node.kill()
+        wait_until(lambda: client.why("k").reason is MissReason.NODE_DOWN, 10)
+        assert client.get("k") is None
+        node.start()
+        wait_until(lambda: client.why("k").readable, 60)
+        assert client.last_miss("k") is MissReason.NODE_DOWN
+        assert client.get("k") == b"value"
 
 
 # --- FR-047 -------------------------------------------------------------------------------------
