@@ -21,14 +21,24 @@ from mooncake_store.types import NodeState
 from mooncake_store.wire.address import format_address
 
 if TYPE_CHECKING:
-    from mooncake_store.wire.control import NodeStatus
+    from mooncake_store.wire.control import NodeStatus, StoreStatus
 
 
 UNDER_REPLICATED: Final = "mooncake_master_under_replicated_count"
 
 
+COPIES: Final = 'mooncake_master_copies_total{{outcome="done",purpose="{}"}}'
+
+
 @takes_settings(ClientSettings)
-def nodes(settings: ClientSettings, *, as_json: JsonOption = False) -> None:
+def nodes(
+    settings: ClientSettings,
+    *,
+    disks: Annotated[
+        bool, typer.Option("--disks", help="List the stores on disk instead: reads, drops, why.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """List the storage nodes: state, address, bytes used.
 
     Used and total bytes are shown for each tier.
@@ -38,6 +48,9 @@ def nodes(settings: ClientSettings, *, as_json: JsonOption = False) -> None:
     found = sorted(status.nodes, key=lambda node: node.record.name)
     if as_json:
         write_json_list(_as_object(node) for node in found)
+        return
+    if disks:
+        _show_disks(found, status.counters)
         return
     head = ("NAME", "STATE", "ADDRESS", "DRAM", "USED", "SSD", "USED", "OBJECTS", "SEEN", "NOTE")
     typer.echo(columns(head, [_row(node) for node in found]))
@@ -60,6 +73,45 @@ def _row(node: NodeStatus) -> tuple[object, ...]:
         f"{about_seconds(node.heartbeat_age_s)} ago",
         node.note,
     )
+
+
+def _show_disks(found: list[NodeStatus], counters: dict[str, int]) -> None:
+    head = ("NODE", "STORE", "STATE", "SIZE", "USED", "READS", "STORED", "EVICTED", "REFUSED",
+            "LOST", "WRITTEN", "AMPLIFIED", "NOTE")  # fmt: skip
+    rows = [_disk_row(node, store) for node in found for store in node.stores]
+    typer.echo(columns(head, rows))
+    demoted, promoted = (counters.get(COPIES.format(what), 0) for what in ("demotion", "promotion"))
+    typer.echo(f"since the master started: demoted {demoted} objects, promoted {promoted}")
+
+
+def _disk_row(node: NodeStatus, store: StoreStatus) -> tuple[object, ...]:
+    figures = store.counters
+    return (
+        node.record.name,
+        store.path,
+        store.state,
+        about_bytes(store.capacity_bytes),
+        share(store.used_bytes, store.capacity_bytes),
+        int(figures.get("reads", 0)),
+        int(figures.get("stored", 0)),
+        int(figures.get("evicted", 0)),
+        _by_reason(figures, "refused"),
+        _by_reason(figures, "lost"),
+        about_bytes(figures.get("written_bytes", 0)),
+        f"{figures.get('write_amplification', 1.0):.2f} x",
+        "" if store.state == "ready" else store.reason,
+    )
+
+
+def _by_reason(figures: dict[str, float], name: str) -> str:
+    """Return a count with its parts: ``5 (over_budget 3, queue_full 2)``."""
+    reasons = [
+        f"{key.removeprefix(f'{name}_')} {count:.0f}"
+        for key, count in sorted(figures.items())
+        if key.startswith(f"{name}_") and count
+    ]
+    total = f"{figures.get(name, 0):.0f}"
+    return f"{total} ({', '.join(reasons)})" if reasons else total
 
 
 def _as_object(node: NodeStatus) -> dict[str, object]:

@@ -164,6 +164,14 @@ def test_up_with_disks_proves_them_with_doctor_and_deletes_them() -> None:
             client.put("warm", b"value")
             assert client.get_from_disk("warm") is None
             assert client.get_from_disk("nothing") is None
+        shown = subprocess.run(  # noqa: S603 - own interpreter, fixed words
+            [sys.executable, "-m", "mooncake_store", "nodes", "--disks", "--master",
+             cluster["master"]],
+            capture_output=True, text=True, timeout=60, check=True,
+        ).stdout.splitlines()  # fmt: skip
+        assert shown[0].split()[:3] == ["NODE", "STORE", "STATE"]
+        assert shown[1].split()[::2][:2] == ["node-1", "ready"]
+        assert shown[2].startswith("since the master started: demoted ")
         process.send_signal(signal.SIGTERM)
         _, error = process.communicate(timeout=60)
     assert process.returncode == 0
