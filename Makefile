@@ -8,7 +8,8 @@
 #   make docs    write the generated reference pages again
 #   make simulate   random schedules of the whole cluster in virtual time (SEEDS=10000 FIRST=0)
 #   make soak    real processes under load and random kills (SECONDS=600 ARGS=--ha)
-#   make reports  the field reports' checks at the reports' own numbers (half an hour), with figures
+#   make reports  the field reports' checks at the reports' own numbers (an hour), with figures
+#   make nightly  the three above, with seeds of the day
 #   make bench   compare with other stores on this machine, into build/bench.json
 #   make clean   remove what the above has built
 
@@ -33,7 +34,7 @@ RDMA_QUICK := $(addprefix tests/rdma/,\
 	test_faults.py::test_a_queue_pair_in_error_is_replaced_within_the_call \
 	test_cluster.py::test_objects_go_there_and_back test_cluster.py::test_a_slice_of_a_trace_is_replayed)
 
-.PHONY: help run test test-rdma test-rdma-quick lint format docs simulate soak reports bench clean
+.PHONY: help run test test-rdma test-rdma-quick lint format docs simulate soak reports nightly bench clean
 
 help:
 	@sed -n 's/^#   make/  make/p' Makefile
@@ -93,6 +94,11 @@ soak: $(VENV)/.develop
 
 reports: $(VENV)/.develop
 	@FIELD_REPORTS=full $(BIN)/python -m pytest -k fr_ $(or $(ARGS),--quiet tests/faults tests/integration/ha)
+
+nightly:
+	@$(MAKE) --no-print-directory simulate FIRST=$$(($$(date +%s) / 86400 * 10000)) ARGS=
+	@$(MAKE) --no-print-directory soak ARGS=
+	@$(MAKE) --no-print-directory reports ARGS=
 
 bench: $(VENV)/.develop
 	@$(BIN)/python -m tests.bench $(ARGS)

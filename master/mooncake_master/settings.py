@@ -131,7 +131,7 @@ class MasterSettings(RoleSettings, role="master"):
         unit="objects",
         least=0,
         most=1_000_000_000,
-        about="""Most objects in the index, 0: as many as the pool holds. Each takes about 600
+        about="""Most objects in the index, 0: as many as the pool holds. Each takes up to 700
         bytes of the master's memory; at the limit, old ones are evicted.""",
     )
     heartbeat_s: Duration = setting(

@@ -1,7 +1,7 @@
 """The numbers of the field reports: reduced ones for every day, their own where they are asked for.
 
 ``make reports`` (or ``FIELD_REPORTS=full`` in the environment) takes the numbers of the reports'
-checks, which needs half an hour instead of minutes, and prints what was measured on the way. What
+checks, which needs an hour instead of minutes, and prints what was measured on the way. What
 was measured is shown and not asserted: how long something takes is this machine's business, and
 that of whatever else it does.
 """

@@ -42,7 +42,7 @@ class CoreConfig:
     pinned_share_max: float = 0.5
     """Share of the pool that may be pinned; above it eviction has too little to work with."""
     keys_max: int = 0
-    """Most objects in the index, 0: no bound. About 600 bytes of the master's memory each."""
+    """Most objects in the index, 0: no bound. Up to 700 bytes of the master's memory each."""
     heartbeat_s: float = 0.5
     """Interval of a node's heartbeats."""
     suspect_after_s: float = 2.0
