@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 SEEDS = 16
 """Old objects around which a window is tried; more find cheaper windows, each costs a walk."""
+CHEAPER = 7 / 8
+"""What a window may cost of one around an older object to be taken instead. Else small objects that
+nobody reads would stay for ever below large ones, of which each is a window that fits exactly."""
 LOOKS = 256
 """Extents at the old end that are looked at for seeds; protected ones are put aside."""
 STEPS_MAX = 40_000
@@ -103,8 +106,9 @@ class Evictor:
         """Begin to empty the cheapest range of this size that may be emptied; None: there is none.
 
         The range around each of the oldest objects is grown over what is free or may go; of a few
-        such ranges the one with the fewest bytes to evict is taken. Where objects are of one size
-        this is the policy's order exactly: the first seed is large enough by itself.
+        such ranges the oldest is taken, unless another has clearly fewer bytes to evict. Where
+        objects are of one size this is the policy's order exactly: the first seed is large enough
+        by itself.
         """
         hole = _overlooked(node, granules)
         if hole is not None:
@@ -119,7 +123,7 @@ class Evictor:
                 continue
             found = self._grow(seed, granules, steps)
             steps -= found[3]
-            if found[1] is not None and (best is None or found[0] < best[0]):
+            if found[1] is not None and (best is None or found[0] < best[0] * CHEAPER):
                 best = (found[0], found[1], found[2])
             if steps <= 0 or (best is not None and best[0] <= granules):
                 break

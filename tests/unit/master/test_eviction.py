@@ -224,6 +224,15 @@ def test_report_024_the_bimodal_mix_never_fails() -> None:
     rig.check()
 
 
+def test_small_objects_that_nobody_reads_do_not_outstay_large_ones_that_come_later() -> None:
+    """Four of them take a little more room than a large one, and are older than all of those."""
+    rig = Rig(4 * MIB, lease_ttl_s=0.0, **ON_DEMAND)
+    old = fill(rig, 13, prefix="old")
+    fill(rig, 3 * 70, prefix="large", length=4 * BLOCK)
+    assert sum(rig.exists(*old)) <= 1  # The thirteenth, which is a quarter of a window by itself.
+    rig.check()
+
+
 def test_a_window_takes_its_room_even_when_others_come_in_between() -> None:
     rig = Rig(MIB, automatic=False, **ON_DEMAND)
     rig.settle()
