@@ -23,6 +23,7 @@ from tests.faults.support import (
     names,
     tcp,
     together,
+    turned_away,
 )
 
 if TYPE_CHECKING:
@@ -75,11 +76,16 @@ def test_fr_010_what_eight_writers_were_told_is_read_back_or_counted(
     written = together([lambda number=number: write(number) for number in range(8)], join_s=600.0)
     assert not [part for part in written if isinstance(part, Exception)]
     keys = [key for part in written for key in part]
+    missed = 0
     with tcp(cluster, deadline_s=30.0) as reader:
         for at in range(0, len(keys), 16):
             part = keys[at : at + 16]
-            assert reader.get_many(part) == [payload(key, 1, size) for key in part]
-    assert evicted(cluster) == 0
+            for key, value in zip(part, reader.get_many(part), strict=True):
+                assert value in {None, payload(key, 1, size)}, key
+                missed += value is None
+    assert missed == evicted(cluster)
+    assert missed <= turned_away(cluster)
+    assert missed < len(keys) // 2
 
 
 def test_fr_011_a_node_that_is_killed_while_it_writes_has_all_that_was_acknowledged(
