@@ -486,7 +486,7 @@ class _AsyncEmbeddedRun(AsyncRun):
 
     async def tell(self, effect: effects.Tell) -> None:
         """As ``AsyncRun.tell``."""
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(StoreError):  # A courtesy: nobody waits for its answer.
             self._backend.cluster.master.request(effect.message, TELL_S)
 
     async def attach(self, effect: effects.Attach) -> bool:

@@ -131,7 +131,7 @@ class Lines:
 
     def _take_all(self) -> list[Line]:
         taken = []
-        with contextlib.suppress(IndexError):
+        with contextlib.suppress(IndexError):  # Until it is empty: others take from it, too.
             while True:
                 taken.append(self._idle.pop())
         return taken

@@ -140,7 +140,7 @@ class _EmbeddedRun(Run):
 
     def tell(self, effect: effects.Tell) -> None:
         """As ``Run.tell``."""
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(StoreError):  # A courtesy: nobody waits for its answer.
             self._backend.cluster.master.request(effect.message, TELL_S)
 
     def attach(self, effect: effects.Attach) -> bool:

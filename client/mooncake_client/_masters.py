@@ -66,7 +66,7 @@ class Masters:
     def redirect(self, hint: str | None) -> None:
         """Take the address of the leader from one that is not."""
         self._hint = None
-        with contextlib.suppress(ConfigError):
+        with contextlib.suppress(ConfigError):  # What is no address is as good as none.
             self._hint = parse_master(hint) if hint else None
         if self._hint is None:
             # Who does not lead may never learn who does: it is the last to be asked again.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from mooncake_client import _calls as calls
 from mooncake_client._core import in_place
-from mooncake_store.errors import Closed, StoreError
+from mooncake_store.errors import Closed
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -50,17 +50,8 @@ class ViewContext:
         trace: TracebackType | None,
     ) -> None:
         view, self._view = self._view, None
-        if view is None:
-            return
-        try:
-            if kind is None:
-                view.check()
-        except StoreError:
-            self._client._session.counters.stale_locations += 1
-            self._client._session.locations.forget(self._key)
-            raise
-        finally:
-            view.release()
+        if view is not None:
+            in_place.leave(self._client._session, self._key, view, failed=kind is not None)
 
 
 class Reservation:

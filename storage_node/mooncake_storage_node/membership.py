@@ -206,7 +206,7 @@ class Membership:
         if isinstance(error, NotLeader):
             self._standby_s = time.monotonic()
             if error.node:
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError):  # No address: the others are tried in turn.
                     self._masters.leads(parse_address(error.node, MASTER_PORT))
 
     def _patience(self) -> Deadline:

@@ -112,6 +112,6 @@ class Reception:
                 if not write.cut:
                     self._segment.publish(write.offset, self._header, write.version)
                     return
-            except StaleExtent:
+            except StaleExtent:  # Freed while it was received: the writer is told below.
                 pass
         self.status = Status.FENCED

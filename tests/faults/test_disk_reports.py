@@ -128,9 +128,14 @@ def test_fr_011_a_node_that_is_killed_while_it_writes_has_all_that_was_acknowled
                 assert value == payload(key, 1, BLOCK), key
             else:
                 assert value in {None, payload(key, 1, BLOCK)}, key
-        status = cluster.node_status(node.name)
-        assert status is not None
-        assert status.ssd_used_bytes >= len(kept) * 16 * KIB + len(acknowledged) * BLOCK
+        written = len(kept) * 16 * KIB + len(acknowledged) * BLOCK
+
+        def usage_counts_them() -> bool:
+            """Its heartbeat says so, which comes now and then."""
+            status = cluster.node_status(node.name)
+            return status is not None and status.ssd_used_bytes >= written
+
+        wait_until(usage_counts_them, 20.0)
 
 
 def test_fr_012_what_lies_on_one_nodes_disk_is_read_there_from_anywhere(

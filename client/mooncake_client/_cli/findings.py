@@ -177,7 +177,7 @@ def is_this_host(host: str) -> bool:
         with socket.socket(family, kind, protocol) as sock:
             try:
                 sock.bind(address)
-            except OSError:
+            except OSError:  # An address of another host; the name may have more.
                 continue
             return True
     return False

@@ -160,6 +160,7 @@ class LocalCluster:
 
     def _live_nodes(self) -> list[NodeStatus]:
         settings = ClientSettings(master=self.master, deadline_s=1.0)
+        # The caller looks again until all are live, or says in time that they are not.
         with contextlib.suppress(PeerError), connect(settings) as client:
             nodes = client.describe_cluster().nodes
             return [node for node in nodes if node.record.state == NodeState.LIVE]

@@ -109,7 +109,7 @@ def _probe_disks(settings: ClientSettings, node: NodeStatus) -> Iterator[Finding
                 yield bad(name, "a removed object can still be read from disk")
         except StoreError as error:
             yield bad(name, f"the disk cannot be used: {error}")
-            with contextlib.suppress(StoreError):
+            with contextlib.suppress(StoreError):  # The finding above says what is wrong.
                 writer.remove(key)
 
 
@@ -216,6 +216,7 @@ class _Probe:
         return ok(self._node.name, "remove: gone for every reader")
 
     def _remove_quietly(self, client: Client) -> None:
+        # In the end, in case that something went wrong before, which is a finding already.
         with contextlib.suppress(StoreError):
             client.remove(self._key)
 

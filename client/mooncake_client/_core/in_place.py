@@ -53,6 +53,23 @@ def view(session: Session, want: Want, *, verify: bool) -> Operation[transport.V
             return None
 
 
+def leave(session: Session, key: str, view: transport.View, *, failed: bool) -> None:
+    """End a view; make sure that the memory held the object all the time, unless all is in vain.
+
+    Raises:
+        StaleExtent: It was reused meanwhile.
+    """
+    try:
+        if not failed:
+            view.check()
+    except StoreError:
+        session.counters.stale_locations += 1
+        session.locations.forget(key)
+        raise
+    finally:
+        view.release()
+
+
 def _look(
     session: Session, want: Want, choice: Choice, *, verify: bool
 ) -> Operation[transport.View | None]:

@@ -156,7 +156,7 @@ class Commits:
         for attempt, written in {a.version: (a, w) for a, w in known}.values():
             try:
                 self._chosen(attempt, written)
-            except StoreError:
+            except StoreError:  # Its item is answered with it; here it only is missing.
                 continue
             set_id = attempt.order.set_id
             counts[set_id] = counts.get(set_id, 0) + 1

@@ -196,7 +196,7 @@ class Campaign:
                     if lost:
                         return lost
                     await asyncio.sleep(self._lease_s / RENEWALS)
-            except TimeoutError:
+            except TimeoutError:  # The lease may be over: the loop's condition says so.
                 continue
             except StoreError as error:
                 if str(error) != problem:

@@ -69,7 +69,7 @@ class Keeping:
     def retry(self) -> None:
         """Try once more to write what the disk refused."""
         if self._owed:
-            with contextlib.suppress(Overloaded):
+            with contextlib.suppress(Overloaded):  # Still owed; ``problem`` says why.
                 self._write()
 
     def close(self) -> None:
