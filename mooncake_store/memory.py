@@ -15,10 +15,13 @@ import struct
 import threading
 import weakref
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mooncake_store.errors import ConfigError, NotSupported
 from mooncake_store.limits import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -200,6 +203,20 @@ def populate(address: int, size: int, *, write: bool) -> bool:
     if code in {errno.ENOMEM, errno.EFAULT}:
         raise MemoryError(f"no pages for {size} bytes of shared memory: {os.strerror(code)}")
     return False
+
+
+def populator(mapping: mmap.mmap) -> Callable[[int, int], None]:
+    """Return what gives bytes of a mapping their pages: ``populate(offset, size)``.
+
+    It raises MemoryError where there are none. Before Linux 5.14 it does nothing.
+    """
+    address = address_of(mapping)
+
+    def give(offset: int, size: int) -> None:
+        assert offset + size <= len(mapping)
+        populate(address + offset, size, write=True)
+
+    return give
 
 
 def advise_huge(mapping: mmap.mmap) -> bool:

@@ -20,17 +20,21 @@ aligned, so a load or a store of one is atomic on every machine that CPython sup
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mooncake_store.errors import ConfigError, StaleExtent
+from mooncake_store.errors import ConfigError, Overloaded, StaleExtent
 from mooncake_store.extent import HEADER_BYTES
 from mooncake_store.limits import (
     GRANULE_BYTES,
+    KIB,
     MIB,
     NAMESPACES_MAX,
     SEGMENT_BYTES_MAX,
     WRITERS_MAX,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MAGIC: Final = 0x3130_4745_5356_4B4D  # "MKVSEG01" in memory
 LAYOUT: Final = 1
@@ -44,6 +48,9 @@ _INTENTS_AT: Final = EPOCHS_AT + 4 * NAMESPACES_MAX
 _INTENT_WORDS: Final = 4
 TABLE_AT: Final = _INTENTS_AT + 8 * _INTENT_WORDS * WRITERS_MAX
 _ALIGN: Final = 2 * MIB  # a huge page
+PIECE_BYTES: Final = 512 * KIB
+"""Memory that ``secure`` asks for at a time. Smaller: more system calls, and a byte of each process
+for each piece; larger: the first small write into a piece waits for more pages."""
 
 _MAGIC, _LAYOUT, _INCARNATION, _EXTENTS_BYTES, _EXTENTS_AT, _TERM = range(6)
 INCARNATION_AT: Final = 8 * _INCARNATION
@@ -85,11 +92,18 @@ class Segment:
         table: The version table, format "Q".
     """
 
-    __slots__ = ("_control", "_intents", "_whole", "bytes", "epochs", "extents", "incarnation",
-                 "table")  # fmt: skip
+    __slots__ = ("_control", "_extents_at", "_intents", "_populate", "_secured", "_whole",
+                 "bytes", "epochs", "extents", "incarnation", "table")  # fmt: skip
 
-    def __init__(self, memory: memoryview) -> None:
+    def __init__(
+        self, memory: memoryview, populate: Callable[[int, int], None] | None = None
+    ) -> None:
         """Attach to formatted memory (1-D, writable, format "B").
+
+        Args:
+            memory: The memory.
+            populate: Gives ``(offset, size)`` of it pages, or raises MemoryError; None where all
+                of it is there for certain.
 
         Raises:
             ConfigError: The memory holds no segment of this layout.
@@ -106,6 +120,9 @@ class Segment:
         start = self._control[_EXTENTS_AT]
         if start != extents_at(self.bytes) or start + self.bytes > len(memory):
             raise ConfigError(f"the segment says {self.bytes} bytes, {len(memory)} are mapped")
+        self._extents_at = start
+        self._populate = populate
+        self._secured = bytearray(-(-len(memory) // PIECE_BYTES)) if populate else None
         self.epochs = memory[EPOCHS_AT:_INTENTS_AT].cast("I")
         self._intents = memory[_INTENTS_AT:TABLE_AT].cast("Q")
         self.table = memory[TABLE_AT : TABLE_AT + 8 * (self.bytes // GRANULE_BYTES)].cast("Q")
@@ -166,6 +183,34 @@ class Segment:
         if not self.fits(offset, size):
             return False
         return self.table[offset // GRANULE_BYTES] & ~FREED < version < FREED
+
+    def secure(self, offset: int, size: int) -> None:
+        """Make certain that there is memory behind an extent that is about to be written.
+
+        A page of shared memory that cannot be had when it is touched ends the process that touches
+        it (SIGBUS): a node, or an engine that puts. So whoever writes asks first.
+
+        Raises:
+            Overloaded: The host has no memory left for it. It may have some later.
+        """
+        secured = self._secured
+        if secured is None:
+            return
+        first = self._extents_at + offset
+        end = (first + size - 1) // PIECE_BYTES + 1
+        piece = secured.find(0, first // PIECE_BYTES, end)
+        while piece >= 0:
+            self._give_pages(piece)
+            secured[piece] = 1
+            piece = secured.find(0, piece, end)
+
+    def _give_pages(self, piece: int) -> None:
+        assert self._populate is not None
+        start = piece * PIECE_BYTES
+        try:
+            self._populate(start, min(PIECE_BYTES, len(self._whole) - start))
+        except MemoryError as error:
+            raise Overloaded("this host has no memory left for the pool of its node") from error
 
     def publish(self, offset: int, header: bytes | memoryview, version: int) -> None:
         """Make an extent readable whose payload and tail are in place: header, then table.

@@ -240,6 +240,7 @@ class ExtentMemory:
         Raises:
             StaleTerm: The attempt was freed or is of an older reign.
             InvalidArgument: It does not fit the segment.
+            Overloaded: There is no memory for it.
         """
         if not self.segment.fits(offset, size) or not 0 <= identity.slot < NAMESPACES_MAX:
             raise InvalidArgument(f"an extent of {size} bytes at {offset} does not fit its segment")
@@ -250,6 +251,7 @@ class ExtentMemory:
             or term_of(identity.version) < self.segment.term
         ):
             raise StaleTerm(f"attempt {identity.version} is over")
+        self.segment.secure(offset, size)
         return True
 
     def publish(self, offset: int, identity: Identity, sealed: Sealed) -> None:

@@ -28,7 +28,14 @@ from mooncake_store.errors import (
 )
 from mooncake_store.extent import HEADER_BYTES
 from mooncake_store.limits import WRITERS_MAX
-from mooncake_store.memory import close_file, fence, join_barriers, lock_range, map_file
+from mooncake_store.memory import (
+    close_file,
+    fence,
+    join_barriers,
+    lock_range,
+    map_file,
+    populator,
+)
 from mooncake_store.segment import Intent, Segment
 from mooncake_store.transport.effects import check_greeting
 from mooncake_store.transport.extents import MOVE_BYTES_MIN, ExtentMemory
@@ -142,7 +149,7 @@ class _Mapped:
 
     def __init__(self, handed: HandedSegment) -> None:
         mapping = map_file(handed.memory, handed.mapped_bytes)
-        segment = Segment(memoryview(mapping))
+        segment = Segment(memoryview(mapping), populator(mapping))
         if segment.incarnation != handed.incarnation:
             raise ProtocolError("the node handed over another segment than it says")
         self.memory = ExtentMemory(segment)

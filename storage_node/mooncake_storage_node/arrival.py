@@ -166,10 +166,12 @@ class Landing(Arrival):
 
         Raises:
             StaleTerm: The attempt is over.
+            Overloaded: There is no memory for it.
         """
         item = self.item
         if self._segment.holds(item.offset, item.attempt):
             return False
+        self._segment.secure(item.offset, item.bytes)
         self._incoming.add([self.write])
         # A free that came before this set the fence, one that comes later finds the entry.
         if (

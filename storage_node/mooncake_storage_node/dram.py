@@ -31,6 +31,7 @@ from mooncake_store.units import format_bytes
 
 if TYPE_CHECKING:
     import mmap
+    from collections.abc import Callable
 
 DEFAULT_ROOT: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own, checked for its owner
 MEMORY_FILE_SYSTEMS: Final = frozenset({"tmpfs", "hugetlbfs", "ramfs"})
@@ -195,7 +196,12 @@ class Pool:
         self.mapped_bytes = len(mapping)
         self.attached = attached
         self._mapping = mapping
-        self.segment = Segment(memoryview(mapping))
+        self.segment = Segment(memoryview(mapping), memory.populator(mapping))
+
+    @property
+    def mapping(self) -> mmap.mmap:
+        """The mapping."""
+        return self._mapping
 
     @property
     def used_bytes(self) -> int:
@@ -253,6 +259,7 @@ def open_pool(file: Path, size: int) -> Pool:
     mapped = segment.mapped_bytes(size)
     pool = _attach(file, size, mapped)
     if pool is not None:
+        _populate_directory(memory.populator(pool.mapping), size)
         return pool
     file.unlink(missing_ok=True)
     check_room(file.parent, mapped)
@@ -261,8 +268,33 @@ def open_pool(file: Path, size: int) -> Pool:
         mapping = memory.map_file(descriptor, mapped)
     finally:
         os.close(descriptor)
+    try:
+        _populate_directory(memory.populator(mapping), size)
+    except ConfigError:
+        file.unlink()
+        raise
     Segment.format(memoryview(mapping), size, Incarnation(secrets.randbits(63) | 1))
     return Pool(file, mapping, attached=False)
+
+
+def _populate_directory(give_pages: Callable[[int, int], None], size: int) -> None:
+    """Give what lies before the extents its pages: it is touched at any time, by anybody.
+
+    The pages of extents are asked for by whoever writes them (``Segment.secure``).
+
+    Raises:
+        ConfigError: There are none.
+    """
+    at, end = 0, segment.extents_at(size)
+    try:
+        while at < end:
+            step = min(memory.POPULATE_BYTES, end - at)
+            give_pages(at, step)
+            at += step
+    except MemoryError as error:
+        raise ConfigError(
+            f"--dram: no memory is left for the directory of the pool, {format_bytes(end)}"
+        ) from error
 
 
 def _attach(file: Path, size: int, mapped: int) -> Pool | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mooncake_storage_node.writes import Incoming
 from mooncake_store import extent
-from mooncake_store.errors import StaleExtent, StoreError
+from mooncake_store.errors import Overloaded, StaleExtent, StoreError
 from mooncake_store.extent import HEADER_BYTES
 from mooncake_store.types import term_of
 from mooncake_store.wire.data import Status
@@ -38,6 +38,10 @@ def land(
         return None
     if segment.holds(offset, version):
         return Status.OK  # the answer to the first try was lost
+    try:
+        segment.secure(offset, size)
+    except Overloaded:
+        return Status.BUSY
     header = whole[:HEADER_BYTES]
     if not _is_sound(header, version, size):
         return None

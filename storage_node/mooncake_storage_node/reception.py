@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mooncake_storage_node.writes import Incoming
 from mooncake_store import extent
-from mooncake_store.errors import StaleExtent, StoreError
+from mooncake_store.errors import Overloaded, StaleExtent, StoreError
 from mooncake_store.extent import HEADER_BYTES
 from mooncake_store.transport.tasks import advance
 from mooncake_store.types import term_of
@@ -62,13 +62,21 @@ class Reception:
             self.left = [self._header, segment.extents[entry.offset + HEADER_BYTES : end]]
 
     def admit(self) -> None:
-        """Look at the fence, once the write is in the register."""
+        """Look at the fence, once the write is in the register, and for memory."""
         write = self.write
-        if write is not None and (
-            not self._segment.may_write(write.offset, write.bytes, write.version)
-            or term_of(write.version) < self._segment.term
+        if write is None:
+            return
+        segment = self._segment
+        if (
+            not segment.may_write(write.offset, write.bytes, write.version)
+            or term_of(write.version) < segment.term
         ):
             self.status = Status.FENCED
+            return
+        try:
+            segment.secure(write.offset, write.bytes)
+        except Overloaded:
+            self.status = Status.BUSY
 
     def aim(self, scratch: memoryview) -> bool:
         """Under the guard, before bytes move: decide where they go now.

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from mooncake_store.errors import ConfigError, StaleExtent
+from mooncake_store.errors import ConfigError, Overloaded, StaleExtent
 from mooncake_store.limits import WRITERS_MAX
-from mooncake_store.segment import FREED, Intent, Segment, extents_at, mapped_bytes
+from mooncake_store.segment import (
+    FREED,
+    PIECE_BYTES,
+    Intent,
+    Segment,
+    extents_at,
+    mapped_bytes,
+)
 
 POOL_BYTES = 1 << 20
 
@@ -137,3 +144,37 @@ def test_release_lets_the_memory_go(segment: Segment) -> None:
     segment.release()
     with pytest.raises(ValueError, match="released"):
         segment.table[0] = 1
+
+
+def test_memory_is_asked_for_before_it_is_written_and_once() -> None:
+    pool_bytes = 3 * PIECE_BYTES
+    memory = memoryview(bytearray(mapped_bytes(pool_bytes)))
+    Segment.format(memory, pool_bytes, 77)
+    asked: list[tuple[int, int]] = []
+    segment = Segment(memory, lambda offset, size: asked.append((offset, size)))
+    start = extents_at(pool_bytes)
+    segment.secure(PIECE_BYTES - 512, 512)
+    assert asked == [(start, PIECE_BYTES)]
+    segment.secure(PIECE_BYTES - 512, 513)
+    assert asked == [(start, PIECE_BYTES), (start + PIECE_BYTES, PIECE_BYTES)]
+    segment.secure(0, pool_bytes)
+    segment.secure(0, pool_bytes)
+    assert asked == [(start + at, PIECE_BYTES) for at in range(0, pool_bytes, PIECE_BYTES)]
+
+
+def test_where_the_host_has_no_memory_left_a_write_is_refused_and_asked_for_again() -> None:
+    memory = memoryview(bytearray(mapped_bytes(POOL_BYTES)))
+    Segment.format(memory, POOL_BYTES, 77)
+    is_full = True
+
+    def populate(offset: int, size: int) -> None:
+        assert offset + size <= len(memory)
+        if is_full:
+            raise MemoryError
+
+    segment = Segment(memory, populate)
+    for _ in range(2):
+        with pytest.raises(Overloaded, match="no memory left"):
+            segment.secure(512, 512)
+    is_full = False
+    segment.secure(512, 512)
