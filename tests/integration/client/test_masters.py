@@ -50,7 +50,8 @@ class FakeMaster:
         self._sockets: list[socket.socket] = []
         self._server = socket.create_server(("127.0.0.1", port))
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def usual(self, frame: frames.Frame, _: socket.socket) -> bytes | bytearray | None:
         """Answer like a master with no nodes and no objects."""
@@ -69,6 +70,9 @@ class FakeMaster:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
+        self._accepting.join(30.0)  # else it takes one more connection, which nobody closes
         self._server.close()
         for sock in self._sockets:
             with contextlib.suppress(OSError):
