@@ -455,7 +455,9 @@ def test_fr_044_sockets_to_a_restarted_node_are_bounded_and_replaced(
         )
         for node, files in zip(cluster.nodes, before, strict=True):
             wait_until(lambda node=node, files=files: node.open_files() <= files + 8, 30)
-        show("044", "sockets in TIME_WAIT (< 500)", str(time_wait(cluster)))
+        waiting = time_wait(cluster)
+        show("044", "sockets in TIME_WAIT (< 500)", str(waiting))
+        assert waiting < 500
         cluster.nodes[0].kill()
         cluster.nodes[0].start()
         cluster.wait_ready()

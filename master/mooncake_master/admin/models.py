@@ -55,7 +55,7 @@ class Store(BaseModel):
     """One SSD store of a node, as it said last."""
 
     path: str
-    state: str = Field(description="ready, degraded, failed or closed.")
+    state: str = Field(description="ready, degraded or failed.")
     reason: str = Field(description="Why it is not ready.")
     used_bytes: int
     capacity_bytes: int
