@@ -266,7 +266,7 @@ def test_fr_057_replacing_hot_keys_under_eviction_revives_nothing(quick_path: Pa
 
     def read() -> None:
         generator = seeded("reader")
-        while not stop.is_set():
+        while not stop.wait(0.001):  # Else the readers would keep the writer from the interpreter.
             key = generator.randrange(keys)
             with lock:
                 version = latest.get(key, 0)
