@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from mooncake_client._core.cluster import Reach
+from mooncake_client._core.effects import Read
 from mooncake_client._core.session import ask, report_transfers
 from mooncake_store.errors import (
     ChecksumMismatch,
     Closed,
     DeadlineExceeded,
+    InvalidArgument,
     Overloaded,
     PeerError,
     ReplicasUnavailable,
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from mooncake_client._core.planner import Choice
     from mooncake_client._core.session import Session
     from mooncake_client._core.wants import Want
+    from mooncake_store.transport import ReadTask
     from mooncake_store.wire.control import Replica
 
 TRIES_OF_A_PLACE: Final = 2
@@ -66,19 +70,12 @@ def is_about_node(error: StoreError) -> bool:
     return isinstance(error, (PeerError, Closed))  # a path that was replaced is closed
 
 
-def settle(
-    session: Session, want: Want, choice: Choice, replica: Replica, error: StoreError
-) -> Operation[None]:
+def settle(session: Session, want: Want, replica: Replica, error: StoreError) -> Operation[None]:
     """Draw the consequences of a failed task for its want."""
     session.counters.transfer_failures[error.code] += 1
     if isinstance(error, StaleExtent):
         yield from stale(session, want, replica)
     elif isinstance(error, ChecksumMismatch):
-        place = replica.incarnation, replica.offset
-        if choice.reach is not Reach.SHARED and place not in want.trouble.doubted:
-            # It may have been the network: a good copy would be given up for one bit on the wire.
-            want.trouble.doubted.add(place)
-            return
         yield from damaged(session, want, replica, error)
     elif is_about_node(error):
         unanswered(want, replica)
@@ -87,6 +84,32 @@ def settle(
     elif replica.tier != Tier.DRAM:
         # A disk in trouble may be so for hours; memory that is busy is not in a moment.
         busy_disk(want, replica)
+
+
+def look_again(session: Session, choice: Choice, task: ReadTask) -> Operation[StoreError | None]:
+    """Find out whether it is the copy that is damaged where a read differed from its checksum.
+
+    A copy that is reported is given up for everybody. What differed may have been one bit on the
+    wire, or the caller's memory: another thread writes into it, or its pieces overlap. So the copy
+    is read once more into memory of our own, and where that is well, once more for the caller.
+
+    Returns:
+        What the task ends with; None where it has delivered now.
+    """
+    session.counters.transfer_failures[ChecksumMismatch.code] += 1
+    own = [memoryview(bytearray(task.length))] if task.length else []
+    look = replace(task, targets=own, error=None)
+    yield Read(((choice.node, [look]),))
+    if look.error is not None:
+        return look.error
+    again = replace(task, error=None)
+    yield Read(((choice.node, [again]),))
+    if isinstance(again.error, ChecksumMismatch):
+        return InvalidArgument(
+            "the buffer changes while it is filled: its pieces overlap, or somebody else writes"
+            " into it"
+        )
+    return again.error
 
 
 def busy_disk(want: Want, replica: Replica) -> None:

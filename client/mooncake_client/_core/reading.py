@@ -11,6 +11,7 @@ from mooncake_client._core.locations import Entry
 from mooncake_client._core.outcomes import (
     fail,
     is_about_node,
+    look_again,
     node_failed,
     patience_s,
     settle,
@@ -20,6 +21,7 @@ from mooncake_client._core.planner import Choice, Planner
 from mooncake_client._core.session import TRY_AGAIN, ask, ask_many, attach, opened
 from mooncake_store.errors import (
     CallerError,
+    ChecksumMismatch,
     DeadlineExceeded,
     Overloaded,
     StaleEpoch,
@@ -301,8 +303,10 @@ def _judge(
     is_busy = False
     for task, (want, replica) in zip(group.tasks, group.owners, strict=True):
         error = task.error
+        if isinstance(error, ChecksumMismatch):
+            error = yield from look_again(session, group.choice, task)
         if error is not None:
-            yield from settle(session, want, group.choice, replica, error)
+            yield from settle(session, want, replica, error)
             is_busy |= isinstance(error, Overloaded)
             trouble = error if is_about_node(error) else trouble
             continue

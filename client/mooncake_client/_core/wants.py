@@ -24,19 +24,17 @@ class Trouble:
         refused: Copies that are not to be tried again.
         failures: {copy: tries that failed for want of an answer}.
         busy: {copy on a disk: tries that the disk refused}.
-        doubted: Copies that came damaged over a network, once: they are read once more.
         stale: Copies that were found to hold something else although the master named them.
         damage: The damaged copy that was met on the way, if any.
     """
 
-    __slots__ = ("busy", "damage", "doubted", "failures", "refused", "stale")
+    __slots__ = ("busy", "damage", "failures", "refused", "stale")
 
     def __init__(self) -> None:
         self.refused: set[Place] = set()
         self.failures: dict[Place, int] = {}
         self.busy: dict[Place, int] = {}
         self.stale: set[Place] = set()
-        self.doubted: set[Place] = set()
         self.damage: StoreError | None = None
 
     def of_another_version(self) -> None:
@@ -45,7 +43,6 @@ class Trouble:
         self.failures.clear()
         self.busy.clear()
         self.stale.clear()
-        self.doubted.clear()
 
 
 class Want:

@@ -115,6 +115,16 @@ def test_ranges(client: Any) -> None:
             client.get("k", **wrong)
 
 
+def test_pieces_that_overlap_are_refused_and_cost_nobody_the_object(client: Any) -> None:
+    value = value_of(2048)
+    client.put("k", value, pin="hard")
+    whole = memoryview(bytearray(2048))
+    with pytest.raises(InvalidArgument, match="overlap"):
+        client.get_into("k", [whole[:1024], whole[512:1536]])
+    assert client.get("k") == value
+    assert not client.statistics().checksum_failures
+
+
 def test_a_buffer_that_is_too_small_or_read_only_is_left_alone(client: Any) -> None:
     client.put("k", b"0123456789")
     target = bytearray(b"\xa5" * 9)

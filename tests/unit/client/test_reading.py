@@ -17,6 +17,8 @@ from tests.unit.client.world import LEASE_S, World
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mooncake_store.transport import ReadTask
+
 UNREACHABLE = errors.Unreachable("gone")
 
 
@@ -165,6 +167,28 @@ def test_a_bit_that_flipped_on_the_wire_costs_another_read_and_no_copy() -> None
     assert not world.asked_for(control.ReportReplica)
     assert world.session.counters.transfer_failures == {"checksum_mismatch": 1}
     assert world.session.counters.checksum_failures == 0
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_memory_of_the_caller_that_changes_costs_no_copy(is_local: bool) -> None:  # noqa: FBT001 - pytest passes it by name
+    world = World(nodes=2)
+    for node in world.nodes.values():
+        node.is_local = is_local
+    world.place("k", b"value", on=(0, 1))
+    buffer = bytearray(5)
+
+    def differs(task: ReadTask) -> errors.StoreError | None:
+        is_callers = any(target.obj is buffer for target in task.targets)
+        return errors.ChecksumMismatch("changed") if is_callers else None
+
+    for node in world.nodes.values():
+        node.error = differs
+    want = Want("k", [memoryview(buffer)])
+    world.run(reading.read(world.session, [want]))
+    assert isinstance(want.outcome, errors.InvalidArgument)
+    assert not world.asked_for(control.ReportReplica)
+    assert world.session.counters.checksum_failures == 0
+    assert get(world, "k") == [b"value"]
 
 
 def test_an_unreachable_node_is_tried_twice_reported_and_another_copy_is_read() -> None:
