@@ -44,13 +44,21 @@ class Breakers:
 
     def allows(self, node_id: str, now_s: float) -> bool:
         """Return whether the node may be tried now; after a pause, one caller is told so."""
-        record = self._records.get(node_id)
-        if record is None or record.failures < FAILURES_MAX:
-            return True
-        if now_s < record.opens_s:
+        if not self.would_allow(node_id, now_s):
             return False
-        record.opens_s = now_s + record.pause_s
+        self.tries(node_id, now_s)
         return True
+
+    def would_allow(self, node_id: str, now_s: float) -> bool:
+        """Return whether the node may be tried now, for who may try another one in the end."""
+        record = self._records.get(node_id)
+        return record is None or record.failures < FAILURES_MAX or now_s >= record.opens_s
+
+    def tries(self, node_id: str, now_s: float) -> None:
+        """Note that a node is tried: after a pause, others wait for the end of the next one."""
+        record = self._records.get(node_id)
+        if record is not None and record.failures >= FAILURES_MAX:
+            record.opens_s = now_s + record.pause_s
 
     def opens_s(self, node_id: str) -> float:
         """Return from when on a node may be tried that may not be now."""

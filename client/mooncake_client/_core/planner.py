@@ -66,6 +66,8 @@ class Planner:
         if chosen is None:
             return None
         index = chosen[1].index
+        if index not in self.loads:
+            self._breakers.tries(chosen[1].node_id, self._now_s)
         self.loads[index] = self.loads.get(index, 0) + size
         return Choice(*chosen, candidates > 1)
 
@@ -81,8 +83,12 @@ class Planner:
         return None if reach is Reach.NONE else (node, reach)
 
     def _allows(self, node_id: str) -> bool:
-        """Ask the breaker once a round: its answer uses up the trial of a half-open one."""
+        """Ask the breaker once a round.
+
+        Only the node that is chosen is told to be tried: the others are for the next round, should
+        it fail.
+        """
         verdict = self._verdicts.get(node_id)
         if verdict is None:
-            verdict = self._verdicts[node_id] = self._breakers.allows(node_id, self._now_s)
+            verdict = self._verdicts[node_id] = self._breakers.would_allow(node_id, self._now_s)
         return verdict

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mooncake_client._core import reading
+from mooncake_client._core.breaker import FAILURES_MAX, PAUSE_S_MAX, PAUSE_S_MIN
 from mooncake_client._core.wants import Want
 from mooncake_store import errors
 from mooncake_store.limits import CHUNK_BYTES
@@ -201,6 +202,20 @@ def test_an_unreachable_node_is_tried_twice_reported_and_another_copy_is_read() 
     assert get(world, "k") == [b"value"]
     assert [index for index, _ in world.reads] in ([0, 1], [0, 0, 1])
     assert {m.node for m in world.asked_for(control.ReportTransfers)} == {0}
+
+
+def test_a_node_that_was_not_tried_is_read_when_the_one_that_was_fails_again() -> None:
+    world = World(nodes=2)
+    world.place("k", b"value", on=(0, 1))
+    get(world, "another")  # the nodes are known
+    for node in world.nodes.values():
+        for _ in range(FAILURES_MAX):
+            world.session.breakers.failed(node.record.node_id, world.now_s)
+    world.now_s += PAUSE_S_MAX
+    world.nodes[0].error = failing(UNREACHABLE)
+
+    assert get(world, "k", deadline_s=PAUSE_S_MIN / 2) == [b"value"]
+    assert [index for index, _ in world.reads] == [0, 1]
 
 
 def test_a_broken_pooled_connection_costs_another_try_of_the_same_copy_only() -> None:
