@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +15,7 @@ from mooncake_client import Client, StoreError
 from mooncake_store.errors import ReplicasImpossible
 from mooncake_store.testing import Direction, Pass, Throttle, payload, wait_until
 from mooncake_store.types import Presence
-from tests.faults.scale import scaled
+from tests.faults.scale import Latencies, scaled
 from tests.faults.support import (
     KIB,
     MIB,
@@ -27,7 +31,8 @@ from tests.faults.support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from mooncake_store.testing import ProcessCluster
 
@@ -241,3 +246,69 @@ def test_fr_026_memory_and_disk_of_one_node_are_one_copy(start_cluster: StartClu
             lambda: cluster.metrics()["mooncake_master_under_replicated_count"] == len(keys), 30.0
         )
         assert client.get_many(keys) == [payload(key, 1, 16 * KIB) for key in keys]
+
+
+@contextmanager
+def small_disk(place: Path) -> Iterator[None]:
+    """A file system of 64 MiB at a path."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a file system needs root")
+    place.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)]
+    try:
+        subprocess.run(words, check=True, capture_output=True, timeout=60)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"nothing can be mounted here: {error}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=False, timeout=60)  # noqa: S607 - fixed words
+
+
+def fill_disk(place: Path) -> Path:
+    """Have somebody else's file take all that is left of a file system."""
+    foreign = place / "foreign"
+    with foreign.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(place).free)
+    return foreign
+
+
+def test_fr_053_a_disk_that_others_fill_costs_its_tier_only(
+    start_cluster: StartCluster, tmp_path: Path
+) -> None:
+    """Puts and gets go on as without a disk, and it is used again when it is repaired."""
+    place = tmp_path / "small"
+    with small_disk(place):
+        cluster = start_cluster(nodes=0, master_options=QUICK)
+        node = cluster.add_node({"dram": "32MiB", "ssd": f"{place}:48MiB"})
+        cluster.wait_ready()
+
+        def says(state: str, reason: str = "") -> bool:
+            status = cluster.node_status(node.name)
+            stores = status.stores if status is not None else ()
+            return any(one.state == state and reason in one.reason for one in stores)
+
+        with Client(cluster.address, deadline_s=20.0) as client:
+
+            def serve(what: str, count: int = 400) -> None:
+                """Put more than memory and disk hold together; read what was put last."""
+                keys = names(what, count)
+                with Latencies("053", f"put, disk {what} (p99 <= 2 x before)") as puts:
+                    for key in keys:
+                        with puts.call():
+                            client.put(key, payload(key, 1, BLOCK))
+                with Latencies("053", f"get, disk {what} (p99 <= 2 x before)") as gets:
+                    for key in keys[-10:]:
+                        with gets.call():
+                            assert client.get(key) == payload(key, 1, BLOCK)
+
+            client.put("first", b"value", durable=True)
+            serve("well", 40)  # All in memory: the disk still has room that others can take.
+            foreign = fill_disk(place)
+            serve("full")
+            wait_until(lambda: says("degraded", "no room"), 30.0, what="it says that it is full")
+            foreign.unlink()
+            wait_until(lambda: says("ready"), 30.0, what="it is used again")
+            serve("repaired")
+            client.put("last", b"value", durable=True)
+            assert client.get_from_disk("last") == b"value"

@@ -93,6 +93,8 @@ class Keeper:
         ledger = self._ledger
         while not ledger.stopped:
             self._make_room()
+            if SPACE_TROUBLE in ledger.troubles:
+                self._grow()  # Nobody writes to a store in trouble: only this finds its end.
             self._sweep()
             self._mend()
             with ledger.lock:

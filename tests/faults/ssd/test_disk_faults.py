@@ -215,6 +215,19 @@ def test_a_full_disk_is_said_and_the_room_that_is_there_is_used(
         assert store.statistics().regions > found.regions
 
 
+def test_a_disk_that_has_room_again_says_so_though_nobody_writes(
+    tmp_path: Path, files: FaultyFiles
+) -> None:
+    """A master asks nothing of a disk in trouble: waiting for its writes would be for ever."""
+    with opened(tmp_path, files=files) as store:
+        fill(store, range(1, 12), 512 * KIB)
+        files.faults.fail("allocate", code=errno.ENOSPC, name=REGION)
+        fill(store, range(12, 80), 512 * KIB)
+        await_state(store, State.DEGRADED, "no room")
+        files.faults.mend()
+        await_state(store, State.READY)
+
+
 def test_a_disk_without_room_for_one_region_refuses_and_says_why(
     tmp_path: Path, files: FaultyFiles
 ) -> None:
