@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import io
 import itertools
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import IO, TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -30,16 +32,21 @@ from mooncake_client._cli.output import (
     write_json_list,
 )
 from mooncake_client._cli.target import connect
-from mooncake_store.errors import InvalidArgument, ObjectNotFound
-from mooncake_store.limits import SCAN_PAGE_MAX
+from mooncake_store.errors import InvalidArgument, ObjectNotFound, ObjectTooLarge
+from mooncake_store.limits import MIB, OBJECT_BYTES_MAX, SCAN_PAGE_MAX
 from mooncake_store.settings import takes_settings
+from mooncake_store.types import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from mooncake_client import Client, ObjectInfo
 
 STDIO: Final = "-"
+READ_BYTES: Final = MIB
+"""Bytes of a value that are read at a time: a system call costs nothing beside that many."""
+
 LIST_LIMIT: Final = 100
 """Objects that ``ls`` shows unless told otherwise: two screens full."""
 
@@ -87,11 +94,11 @@ def put(
     as_json: JsonOption = False,
 ) -> None:
     """Put one object: a file, standard input or --value."""
-    value = _value(source, options.text)
     if options.hard_pin and options.pin_s is not None:
         raise InvalidArgument("--pin and --pin-for exclude each other")
     pin = "hard" if options.hard_pin else options.pin_s
-    with connect(settings) as client:
+    with _opened(source, options.text) as file, connect(settings) as client:
+        value = _read(file, client)
         result = client.put(
             key,
             value,
@@ -112,13 +119,34 @@ def put(
         typer.echo(f"exists as version {result.version}, left as it is (--replace overwrites)")
 
 
-def _value(source: str, text: str | None) -> bytes:
+def _opened(source: str, text: str | None) -> AbstractContextManager[IO[bytes]]:
     """Return what is to be put."""
     if text is not None:
         if source != STDIO:
             raise InvalidArgument("--value and a file exclude each other")
-        return text.encode()
-    return sys.stdin.buffer.read() if source == STDIO else Path(source).read_bytes()
+        return io.BytesIO(text.encode())
+    return nullcontext(sys.stdin.buffer) if source == STDIO else Path(source).open("rb")
+
+
+def _read(file: IO[bytes], client: Client) -> bytearray:
+    """Read a value to its end, which a pipe or a device may not have.
+
+    Raises:
+        ObjectTooLarge: It is larger than any segment; no more than that was read.
+    """
+    pools = (
+        segment.bytes
+        for node in client.describe_cluster().nodes
+        for segment in node.record.segments
+        if segment.tier == Tier.DRAM
+    )
+    most = min(max(pools, default=OBJECT_BYTES_MAX), OBJECT_BYTES_MAX)
+    value = bytearray()
+    while piece := file.read(READ_BYTES):
+        value += piece
+        if len(value) > most:
+            raise ObjectTooLarge(f"the value has more than {most} bytes, the largest segment")
+    return value
 
 
 @takes_settings(ClientSettings)

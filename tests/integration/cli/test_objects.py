@@ -7,9 +7,12 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
+
+from mooncake_store.limits import MIB
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +42,32 @@ def test_a_value_comes_from_standard_input(cli: Commands, monkeypatch: pytest.Mo
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BINARY)))
         assert cli("put", *words).code == 0
         assert cli("get", f"piped-{number}").out == BINARY
+
+
+def test_a_value_without_an_end_is_refused_as_soon_as_no_segment_takes_it(
+    cli: Commands, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    outcomes: list[str] = []
+
+    def write() -> None:
+        with pipe.open("wb", buffering=0) as file:
+            try:
+                for _ in range(256):
+                    file.write(bytes(MIB))
+            except BrokenPipeError:
+                outcomes.append("cut off")
+            else:
+                outcomes.append("all of it was read")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    result = cli("put", "endless", str(pipe))
+    writer.join()
+    assert (result.code, outcomes) == (1, ["cut off"])
+    assert "the largest segment" in result.err
+    assert cli("get", "endless").code == 3
 
 
 def test_missing_and_empty_are_told_apart(cli: Commands) -> None:
