@@ -256,7 +256,7 @@ class TooManyObjects(CapacityError):
 
 
 class Overloaded(CapacityError):
-    """A bounded queue or table of a peer is full."""
+    """A bounded queue or table of a peer, or of this process, is full."""
 
     code = "overloaded"
 

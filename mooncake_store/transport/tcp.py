@@ -8,6 +8,7 @@ never reused: nothing that comes later can reach a caller's buffers.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import math
 import os
@@ -22,6 +23,7 @@ from mooncake_store.data_path import DataPath, ReadTask, WriteTask
 from mooncake_store.errors import (
     ChecksumMismatch,
     Closed,
+    Overloaded,
     StoreError,
     Unreachable,
 )
@@ -63,6 +65,9 @@ NAP_S: Final = 0.05
 anew for more of the calls."""
 
 # Plain numbers: joining members of an enumeration takes longer than the system call's entry.
+_OWN_SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""What stands for a lack of this process or host, not for anything about the peer."""
+
 _SEND: Final = int(socket.MSG_NOSIGNAL)
 _SEND_NOW: Final = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 _NOW: Final = int(socket.MSG_DONTWAIT)
@@ -232,6 +237,7 @@ def open_socket(address: tuple[str, int], node: str, deadline: Deadline) -> sock
 
     Raises:
         Unreachable, DeadlineExceeded: None does.
+        Overloaded: This process can open none, which says nothing about the node.
     """
     problem: OSError | None = None
     for family, sockaddr in resolve(*address, deadline):
@@ -251,13 +257,23 @@ def open_socket(address: tuple[str, int], node: str, deadline: Deadline) -> sock
         else:
             return sock
     deadline.check(f"connecting to node {node}", node=node)
-    raise unreachable(address, node, problem)
+    raise not_connected(address, node, problem)
 
 
-def unreachable(address: tuple[str, int], node: str, problem: OSError | None) -> Unreachable:
-    """Return the error of a node that no address leads to."""
-    where = format_address(*address)
-    error = Unreachable(f"cannot connect to node {node} at {where}: {problem}", node=node)
+def not_connected(
+    address: tuple[str, int], node: str, problem: OSError | None
+) -> Unreachable | Overloaded:
+    """Return the error of a node that no address leads to, or of us who cannot try."""
+    error: Unreachable | Overloaded
+    if problem is not None and problem.errno in _OWN_SHORTAGES:
+        error = Overloaded(
+            f"this process cannot open a connection to node {node}: {problem.strerror};"
+            " is its limit of descriptors too low?",
+            node=node,
+        )
+    else:
+        where = format_address(*address)
+        error = Unreachable(f"cannot connect to node {node} at {where}: {problem}", node=node)
     error.__cause__ = problem
     return error
 

@@ -32,7 +32,7 @@ from mooncake_store.transport.exchange import (
     write_exchange,
 )
 from mooncake_store.transport.tasks import advance, check_read, check_write, checked
-from mooncake_store.transport.tcp import CONNECTIONS_MAX, PARTS_MAX, unreachable
+from mooncake_store.transport.tcp import CONNECTIONS_MAX, PARTS_MAX, not_connected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -310,4 +310,4 @@ class AsyncTcpDataPath(AsyncDataPath):
             else:
                 return sock
         deadline.check(f"connecting to node {self._node}", node=self._node)
-        raise unreachable(self._address, self._node, problem)
+        raise not_connected(self._address, self._node, problem)

@@ -81,9 +81,11 @@ def settle(session: Session, want: Want, replica: Replica, error: StoreError) ->
         unanswered(want, replica)
     elif not isinstance(error, Overloaded):
         fail(session, want, error)
-    elif replica.tier != Tier.DRAM:
-        # A disk in trouble may be so for hours; memory that is busy is not in a moment.
-        busy_disk(want, replica)
+    else:
+        want.trouble.hindrance = str(error)
+        if replica.tier != Tier.DRAM:
+            # A disk in trouble may be so for hours; memory that is busy is not in a moment.
+            busy_disk(want, replica)
 
 
 def look_again(session: Session, choice: Choice, task: ReadTask) -> Operation[StoreError | None]:

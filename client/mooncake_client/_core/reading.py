@@ -116,6 +116,8 @@ def _pause(session: Session, wants: list[Want], pause_s: float) -> Operation[lis
         return wants
     for want in wants:
         message = f"the deadline passed while reading {want.key!r}"
+        if want.trouble.hindrance:
+            message = f"{message}: {want.trouble.hindrance}"
         fail(session, want, DeadlineExceeded(message, key=want.key))
     return []
 

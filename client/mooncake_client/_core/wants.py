@@ -26,9 +26,10 @@ class Trouble:
         busy: {copy on a disk: tries that the disk refused}.
         stale: Copies that were found to hold something else although the master named them.
         damage: The damaged copy that was met on the way, if any.
+        hindrance: Who was too busy last, in a sentence; empty: nobody was.
     """
 
-    __slots__ = ("busy", "damage", "failures", "refused", "stale")
+    __slots__ = ("busy", "damage", "failures", "hindrance", "refused", "stale")
 
     def __init__(self) -> None:
         self.refused: set[Place] = set()
@@ -36,6 +37,7 @@ class Trouble:
         self.busy: dict[Place, int] = {}
         self.stale: set[Place] = set()
         self.damage: StoreError | None = None
+        self.hindrance = ""
 
     def of_another_version(self) -> None:
         """Forget what was about copies of a version that is not wanted any more."""

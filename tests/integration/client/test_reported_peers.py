@@ -30,6 +30,7 @@ from mooncake_store.testing import (
     payload,
     wait_until,
 )
+from mooncake_store.types import NodeState
 from tests.integration.client.programs import (
     finished,
     has_ipv6,
@@ -260,6 +261,30 @@ def test_fr044_running_out_of_descriptors_is_an_error_not_a_hang(cluster: Proces
         assert client.get("k", deadline_s=20.0) == b"value"
     """
     assert finished(run_python(program, cluster.master.address)).strip() == "unreachable"
+
+
+def test_who_has_no_descriptor_left_says_nothing_about_the_nodes(start: Start) -> None:
+    cluster = start(2)
+    program = """
+        import resource, sys
+        from mooncake_client import Client, StoreError
+        with Client(sys.argv[1], transport="tcp", deadline_s=1.0) as client:
+            client.exists("warm")
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
+            try:
+                client.get("k")
+            except StoreError as error:
+                print(error)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            print(client.get("k"), sorted(client.statistics().transfer_failures))
+    """
+    with Client(cluster.address, transport="tcp") as other:
+        other.put("k", b"value", replicas=2)
+        failure, rest = finished(run_python(program, cluster.address)).splitlines()
+        assert "while reading 'k': this process cannot open a connection to node" in failure
+        assert rest == "b'value' ['overloaded']"
+        assert {node.record.state for node in other.describe_cluster().nodes} == {NodeState.LIVE}
 
 
 def test_fr061_opening_and_closing_leaves_nothing_behind(cluster: ProcessCluster) -> None:
