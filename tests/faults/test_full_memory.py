@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -16,7 +18,6 @@ from mooncake_store.testing import ProcessCluster, payload, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.processes
 
@@ -44,12 +45,11 @@ with Client(sys.argv[1], transport=sys.argv[2], deadline_s=60.0) as client:
 
 
 @pytest.fixture
-def memory_root(tmp_path: Path) -> Iterator[Path]:
-    """A file system in memory, of 64 MiB."""
+def memory_root() -> Iterator[Path]:
+    """A file system in memory, of 64 MiB; its name is short, as nodes have a socket in it."""
     if os.geteuid() != 0 or shutil.which("mount") is None:
         pytest.skip("mounting a file system needs root")
-    place = tmp_path / "memory"
-    place.mkdir()
+    place = Path(tempfile.mkdtemp(prefix="mooncake-"))
     try:
         subprocess.run(
             ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)],  # noqa: S607
@@ -57,9 +57,11 @@ def memory_root(tmp_path: Path) -> Iterator[Path]:
             capture_output=True,
         )
     except (OSError, subprocess.CalledProcessError) as error:
+        place.rmdir()
         pytest.skip(f"nothing can be mounted here: {error}")
     yield place
     subprocess.run(["umount", "--lazy", str(place)], check=True)  # noqa: S607
+    place.rmdir()
 
 
 def fill(place: Path) -> Path:
