@@ -127,10 +127,14 @@ def _is_back(before: NodeRecord | None, now: NodeRecord) -> bool:
     return before.state != NodeState.LIVE or (before.host, before.port) != (now.host, now.port)
 
 
-def open_namespace(session: Session) -> Operation[None]:
-    """Open the namespace, or make sure that it still is the one that was opened before."""
+def open_namespace(session: Session, *, anew: bool = False) -> Operation[None]:
+    """Open the namespace, or make sure that it still is the one that was opened before.
+
+    With ``anew`` it is whatever it is now. Calls of other threads and tasks are under way all the
+    while: until the answer is there, they go on with the slot and the epoch that they began with.
+    """
     while True:
-        yield from _open_namespace(session)
+        yield from _open_namespace(session, anew=anew)
         if session.is_stale:
             return
         try:
@@ -140,7 +144,7 @@ def open_namespace(session: Session) -> Operation[None]:
         return
 
 
-def _open_namespace(session: Session) -> Operation[None]:
+def _open_namespace(session: Session, *, anew: bool) -> Operation[None]:
     record: NamespaceRecord = yield from _persistently(
         session, control.OpenNamespace(session.name, session.manifest)
     )
@@ -149,8 +153,8 @@ def _open_namespace(session: Session) -> Operation[None]:
         session.cluster.number = -1
         if known[0] != session.reign[0]:  # another cluster: nothing that was known holds there
             session.cluster.forget()
-            session.slot = -1
-    if session.slot < 0:
+            anew = True
+    if anew or session.slot < 0:
         session.adopt(record)
     elif session.epoch != record.epoch:
         session.mark_stale()
@@ -169,8 +173,7 @@ def _meet_nodes(session: Session) -> Operation[None]:
 
 def reopen_namespace(session: Session) -> Operation[None]:
     """Open the namespace as it is now, whatever was cleared meanwhile."""
-    session.slot = -1
-    yield from open_namespace(session)
+    yield from open_namespace(session, anew=True)
 
 
 def clear_namespace(session: Session) -> Operation[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from mooncake_client._core import reading, writing
+from mooncake_client._core import reading, session, writing
 from mooncake_client._core.breaker import FAILURES_MAX, PAUSE_S_MIN
 from mooncake_client._core.offers import Offer, PutOptions
 from mooncake_client._core.wants import Want
@@ -46,6 +46,27 @@ def test_a_put_is_started_written_and_committed() -> None:
     assert result.version == world.objects["k"].version
     assert get(world, "k") == b"value"
     assert not world.attempts
+
+
+@pytest.mark.parametrize("question", [control.PutStart, control.Locate])
+def test_a_call_under_way_keeps_its_slot_while_another_thread_reopens(question: type) -> None:
+    world = World()
+    world.place("there", b"before")
+    assert get(world, "there") == b"before"
+    world.session.locations.clear()
+    reopening = session.reopen_namespace(world.session)
+
+    def meanwhile(message: control.PutStart | control.Locate) -> object:
+        world.answers.clear()
+        next(reopening)  # it has asked, and has no answer yet
+        return getattr(world, f"answer_{question.__name__}")(message)
+
+    world.answers[question] = meanwhile
+    (result,) = put(world, offer("k"))
+    assert isinstance(result, PutResult)
+    assert get(world, "there") == b"before"
+    assert get(world, "k") == b"value"
+    reopening.close()
 
 
 def test_the_payload_is_hashed_while_the_master_looks_for_room() -> None:
