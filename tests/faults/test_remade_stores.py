@@ -163,3 +163,54 @@ def test_fr_055_a_backup_of_a_store_that_is_gone_revives_no_removed_key(
         assert client.get_many(keys, deadline_s=20.0) == [None] * len(keys)
         client.put("new", b"x", durable=True, deadline_s=20.0)
         assert client.get_many(keys, deadline_s=20.0) == [None] * len(keys)
+
+
+@pytest.mark.parametrize("data_dir", [True, False])
+@pytest.mark.parametrize("what", ["node", "disk"])
+def test_fr_055_what_was_forgotten_revives_no_removed_key(
+    start_cluster: StartCluster,
+    data_dir: bool,  # noqa: FBT001 - pytest passes it
+    what: str,
+) -> None:
+    """A node, or its disk alone, is away for longer than ``--forget-after``; keys are removed, the
+    master starts again, and then it is back. It is empty, and takes new keys.
+    """
+    options = {**QUICK, "forget-after": "3s"} | ({} if data_dir else {"data-dir": None})
+    cluster = start_cluster(
+        nodes=2, node_options={"dram": "16MiB"}, ssd="256MiB", master_options=options
+    )
+    node = cluster.nodes[0]
+    assert node.ssd is not None
+    shelf = node.ssd.with_name("shelf")
+    with Client(cluster.address) as client:
+        keys = on_disk_only(client, "k")
+        status = cluster.node_status(node.name)
+        assert status is not None
+        old = {segment.incarnation for segment in status.record.segments if segment.tier}
+        assert len(old) == 1
+        node.kill()
+        if what == "disk":
+            node.ssd.rename(shelf)
+            node.ssd.mkdir()
+            node.start()
+            cluster.wait_ready()
+        wait_until(lambda: not old & set(stores_listed(cluster)), 30, what="it is forgotten")
+        assert MissReason.LOST in {client.why(key).reason for key in keys}
+        client.remove_many(keys, deadline_s=10.0)
+        cluster.master.kill()
+        cluster.master.start()
+        cluster.wait_ready()
+        if what == "disk":
+            node.kill()
+            shutil.rmtree(node.ssd)
+            shelf.rename(node.ssd)
+        node.start()
+        wait_until(lambda: old <= set(stores_listed(cluster)), 30, what="it is back")
+        cluster.wait_ready()
+        assert client.get_many(keys, deadline_s=20.0) == [None] * len(keys)
+        put = names("new", 20)
+        for key in put:
+            client.put(key, payload(key, 1, BLOCK), durable=True, deadline_s=20.0)
+        assert client.get_many(keys, deadline_s=20.0) == [None] * len(keys)
+        found = client.get_many(put, deadline_s=20.0)
+        assert found == [payload(key, 1, BLOCK) for key in put]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mooncake_master.core.instructions import Instruction
     from mooncake_master.core.records import Copy, Extent, Stored, Window
     from mooncake_master.core.remembered import Entry
+    from mooncake_store.wire.control import SegmentRecord
 
 
 class Context:
@@ -34,8 +35,8 @@ class Context:
         fresh: All nodes that came are new, so the cluster seems to be.
         cluster_id: Which cluster this is.
         kept: Tables of which what is remembered outlives this process.
-        unseen: {node that did not come back yet: incarnations that it had} of an earlier reign;
-            what is missing may be there.
+        unseen: {node that did not come back yet: what it had} of an earlier reign; what is missing
+            may be there.
         unlisted: A node or a disk is there of which it is not known what it holds.
         unread: The same, of one that was not listed to its end yet, in this reign: what is missing
             may be there.
@@ -63,7 +64,7 @@ class Context:
         self.fresh = False
         self.cluster_id = ""
         self.kept: frozenset[str] = frozenset()
-        self.unseen: dict[str, tuple[int, ...]] = {}
+        self.unseen: dict[str, tuple[SegmentRecord, ...]] = {}
         self.unlisted = self.unread = False
         self.attempts = 0
         self.drains: dict[str, Drain] = {}

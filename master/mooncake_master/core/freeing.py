@@ -323,6 +323,7 @@ class Freer:
 
     def _over(self, freeing: Freeing) -> None:
         """Let those go on who wait for an extent."""
+        freeing.over = True
         segment = freeing.extent.segment
         if isinstance(segment, Disk):
             segment.erasing.pop(freeing, None)

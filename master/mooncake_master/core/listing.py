@@ -23,15 +23,18 @@ class Listing:
         writing: Where local processes still write for an older reign, in ascending order.
         unseen: Locations of a store's extents that were known before and not listed yet; None
             where nothing was: the index is not complete without this listing.
-        failed: The last try has failed, which nobody waits for: a disk may be in trouble for long.
+        failed: The last try has failed, or the store is not there: nobody waits for it, as a disk
+            may be in trouble for long.
     """
 
     __slots__ = ("cursor", "failed", "retry_s", "segment", "token", "unseen", "writing")
 
-    def __init__(self, segment: Segment, unseen: set[int] | None = None) -> None:
+    def __init__(
+        self, segment: Segment, unseen: set[int] | None = None, *, failed: bool = False
+    ) -> None:
         self.segment = segment
         self.unseen = unseen
-        self.failed = False
+        self.failed = failed
         self.cursor = 0
         self.token = 0
         self.retry_s = 0.0

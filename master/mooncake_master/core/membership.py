@@ -18,9 +18,11 @@ from mooncake_store.limits import (
     SEGMENTS_PER_NODE_MAX,
 )
 from mooncake_store.types import TERM_MAX, NodeState, Tier
-from mooncake_store.wire.control import HeartbeatReply, Register, Registered
+from mooncake_store.wire.control import HeartbeatReply, Register, Registered, SegmentRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from mooncake_master.core.barriers import Request
     from mooncake_master.core.catalog import Catalog
     from mooncake_master.core.context import Context
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from mooncake_master.core.notes import Notes
     from mooncake_master.core.records import Extent
     from mooncake_master.core.recovery import Recovery
-    from mooncake_store.wire.control import Heartbeat, SegmentRecord
+    from mooncake_store.wire.control import Heartbeat
 
 LONG_AGO = float("-inf")
 INCARNATIONS_MAX = 1 << 64
@@ -85,11 +87,11 @@ class Members:
         node.state = _healthy(node)
         if not known:
             node.joined_s = LONG_AGO if message.landed else context.now_s
-        self._give_up(node, message)
-        self._keep(node)
+        earlier = self._give_up(node, message)
         self._learn_epochs(message)
         new = self._exchange_segments(node, message)
-        disks, again = self._exchange_disks(node, message)
+        disks, again = self._exchange_disks(node, message, earlier)
+        self._keep(node)
         epochs = {slot: space.current.epoch for slot, space in self._catalog.slots.items()}
         reply = Registered(node.index, context.term, context.config.heartbeat_s, epochs)
         context.out.append(Reply(request.peer, request.request_id, reply))
@@ -109,13 +111,14 @@ class Members:
         """
         cluster = self._context.cluster
         node = cluster.nodes.get(message.node_id)
+        named = {record.incarnation for record in message.segments}
         other = cluster.find(message.name)
         if other is not None and other is not node:
             if other.peer:
                 raise WrongPeer(
                     f"a node {message.name!r} with another identity is connected", node=message.name
                 )
-            self._retire(other)
+            self._retire(other, named)
         for record in message.segments:
             segment = cluster.segments.get(record.incarnation) or cluster.disks.get(
                 record.incarnation
@@ -125,13 +128,14 @@ class Members:
             if isinstance(segment, Disk) and not segment.peer:  # It was moved to another host.
                 segment.node.disks.remove(segment)
                 self._lose(segment)
+                self._keep(segment.node)
                 continue
             if segment.node.peer:
                 raise WrongPeer(
                     f"segment {record.incarnation:#x} belongs to node {segment.node.name!r}, which"
                     " is connected", node=message.name,
                 )  # fmt: skip
-            self._retire(segment.node)
+            self._retire(segment.node, named)
         if node is None and len(cluster.nodes) >= NODES_MAX:
             raise InvalidArgument(f"there are {NODES_MAX} nodes already, the most there can be")
         return node
@@ -162,28 +166,37 @@ class Members:
             self._context.cluster.segments[segment.incarnation] = segment
         return new
 
-    def _give_up(self, node: Node, message: Register) -> None:
+    def _give_up(self, node: Node, message: Register) -> dict[int, SegmentRecord]:
         """Lose the stores in whose place a node has made new ones: they do not come back.
 
         That is believed of what the node itself has registered, in this reign or in one before, and
         names no more: a directory that came from another node may say anything of what is there.
+
+        Returns:
+            What it had in an earlier reign, if it comes for the first time: {incarnation: record}.
         """
         cluster = self._context.cluster
-        earlier = self._context.unseen.pop(message.node_id, ())
+        records = self._context.unseen.pop(message.node_id, ())
+        earlier = {r.incarnation: r for r in records if r.incarnation not in cluster.disks}
         gone = set(message.replaced) - {record.incarnation for record in message.segments}
         lost = [disk for disk in node.disks if disk.incarnation in gone]
         for disk in lost:
             node.disks.remove(disk)
             self._lose(disk)
-        before = {n for n in gone.intersection(earlier) if n not in cluster.disks}
+        before = gone.intersection(earlier)
         self._notes.replaced(before | {disk.incarnation for disk in lost})
+        return {n: record for n, record in earlier.items() if n not in before}
 
-    def _exchange_disks(self, node: Node, message: Register) -> tuple[list[Disk], list[Disk]]:
+    def _exchange_disks(
+        self, node: Node, message: Register, earlier: dict[int, SegmentRecord]
+    ) -> tuple[list[Disk], list[Disk]]:
         """Return the stores that are new, and those that are named again.
 
         One that is not named is kept: it is on its way to another host, or its directory cannot be
-        opened now, which is no loss yet.
+        opened now, which is no loss yet. So is one of an earlier reign, of which is not known what
+        it holds.
         """
+        now_s = self._context.now_s
         records = {r.incarnation: r for r in message.segments if r.tier != Tier.DRAM}
         again: list[Disk] = []
         for disk in node.disks:
@@ -194,9 +207,16 @@ class Members:
                 disk.shunned_until_s = 0.0
                 again.append(disk)
             elif disk.absent_s is None:
-                disk.absent_s = self._context.now_s
+                disk.absent_s = now_s
         new = [Disk(node, record) for record in records.values()]
+        named = {record.incarnation for record in message.segments}
+        for record in earlier.values():
+            if record.tier != Tier.DRAM and record.incarnation not in named:
+                disk = Disk(node, record)
+                disk.absent_s = now_s
+                new.append(disk)
         node.disks += new
+        self._notes.missing(d.incarnation for d in node.disks if d.absent_s == now_s)
         for disk in new:
             self._context.cluster.disks[disk.incarnation] = disk
         return new, again
@@ -245,16 +265,21 @@ class Members:
             known.name, known.node_id, known.host, known.port, known.local_path, known.labels, ()
         )
         self._context.cluster.add(said).state = NodeState.SUSPECT
-        self._context.unseen[known.node_id] = tuple(r.incarnation for r in known.segments)
+        self._context.unseen[known.node_id] = known.segments
         self._context.cluster.changed()
 
     def _keep(self, node: Node) -> None:
         """Have a node kept in the list over a restart."""
         context, said = self._context, node.register
         seen_s = context.now_s + context.wall_offset_s
+        missing = tuple(
+            SegmentRecord(disk.incarnation, disk.granules * GRANULE_BYTES, disk.tier)
+            for disk in node.disks
+            if not disk.is_named
+        )
         known = KnownNode(
             said.name, said.node_id, said.host, said.port, said.local_path, said.labels,
-            said.segments, seen_s,
+            said.segments + missing, seen_s,
         )  # fmt: skip
         context.remember("nodes", said.node_id, known)
 
@@ -286,6 +311,8 @@ class Members:
                 if away_s > context.config.forget_after_s:
                     node.disks.remove(disk)
                     self._lose(disk)
+                    self._notes.forgotten("", [disk])
+                    self._keep(node)
         if self._lost:
             self._sweep(context.config.evict_slice)
         return paused
@@ -312,10 +339,15 @@ class Members:
 
     # --- loss -----------------------------------------------------------------------------------
 
-    def _retire(self, node: Node) -> None:
-        """Give a node up: what it held is lost."""
+    def _retire(self, node: Node, named: Collection[int] = ()) -> None:
+        """Give a node up: what it held is lost, and comes back empty, apart from what is named."""
+        cluster, node_id = self._context.cluster, node.register.node_id
         for segment in (*node.segments, *node.disks):
             self._lose(segment)
+        had: list[Segment | SegmentRecord] = [*node.segments, *node.disks]
+        earlier = self._context.unseen.get(node_id, ())
+        had += [record for record in earlier if record.incarnation not in cluster.disks]
+        self._notes.forgotten(node_id, [each for each in had if each.incarnation not in named])
         node.segments = []
         node.disks = []
         if node.peer:
@@ -325,21 +357,20 @@ class Members:
             node.peer = 0
         self._context.cluster.forget(node)
         self._context.cluster.changed()
-        self._context.unseen.pop(node.register.node_id, None)
-        self._context.forget("nodes", node.register.node_id)
+        self._context.unseen.pop(node_id, None)
+        self._context.forget("nodes", node_id)
 
     def _condemn(self, node_id: str) -> None:
         """Have an absent node come back empty: too much would have to be noted about it."""
         node = self._context.cluster.nodes.get(node_id)
         segments = [] if node is None else [*node.segments, *node.disks]
-        incarnations = {segment.incarnation for segment in segments}
         for segment in segments:
             self._lose(segment)
         if node is not None:
             node.segments = []
             node.disks = []
             self._context.cluster.changed()
-        self._notes.condemned(node_id, incarnations)
+        self._notes.forgotten(node_id, segments)
 
     def _lose(self, segment: Segment) -> None:
         """Mark a segment's memory as gone; its entries are dropped in slices."""

@@ -10,12 +10,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import xxhash
-
 from mooncake_master.core.instructions import Instruct
+from mooncake_master.core.places import (
+    MISSING,
+    PINS,
+    RETURNS,
+    SETS,
+    WHOLE,
+    household,
+    item_of,
+)
 from mooncake_master.core.remembered import Note, note_key
 from mooncake_store.errors import NotSupported
-from mooncake_store.limits import FELLOWS_MAX, GRANULE_BYTES, NOTES_MAX
+from mooncake_store.limits import FELLOWS_MAX, NOTES_MAX
 from mooncake_store.types import NodeState, make_version
 from mooncake_store.wire.control import (
     Done,
@@ -30,10 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from mooncake_master.core.context import Context
-    from mooncake_master.core.nodes import Node
+    from mooncake_master.core.nodes import Node, Segment
     from mooncake_master.core.records import Freeing
     from mooncake_store.errors import StoreError
-    from mooncake_store.wire.control import Message, Register
+    from mooncake_store.wire.control import Message, Register, SegmentRecord
 
 KEEPERS_MAX: Final = 3
 """Nodes that keep each note. One is enough for any single fault; more are in case that one of them
@@ -45,19 +52,9 @@ RETRY_S: Final = 0.2
 NOTE_BATCH: Final = 1_024
 """Notes in one message: 80 KiB."""
 
-SETS: Final = xxhash.xxh3_64_intdigest(b"\0sets") >> 1
-"""What a note about a set has for an incarnation: no memory has it but by a chance of 2**-63."""
-
-PINS: Final = xxhash.xxh3_64_intdigest(b"\0pins") >> 1
-"""The same for a note about the pin of a version, which is its offset; its bytes are the end in
-milliseconds since 1970, 0 for "not pinned", 1 for a hard pin."""
-
 REPLACED_MAX: Final = 1_024
 """Stores that are remembered to be gone for good, 100 bytes each; more than the disks of a cluster
 lose in years. Of one that is older a copy would be believed."""
-
-WHOLE: Final = -1
-"""Offset of a note about a whole segment; what is below is ``anywhere``."""
 
 
 class _Entry:
@@ -104,7 +101,9 @@ class Notes:
         """{version of an object: how it was pinned or unpinned after it was put}"""
         self.unread: Callable[[], dict[int, str]] = dict
         self._replaced: dict[int, _Entry] = {}
-        """{incarnation of a store that is gone for good: what says so}"""
+        """{incarnation of what is gone for good, or forgotten, or away: what says so}"""
+        self._strange: set[int] = set()
+        """Incarnations of those that an earlier master has noted, and nothing ended since then."""
 
     # --- facts ----------------------------------------------------------------------------------
 
@@ -139,6 +138,10 @@ class Notes:
             self._doubt(incarnation, node_id)
         for node_id in self._context.unseen:
             self._doubt(household(node_id), node_id)
+        while self._strange:
+            incarnation = self._strange.pop()
+            if incarnation in self._replaced and incarnation not in self._context.cluster.disks:
+                self._doubt(incarnation, "")
         if not self.all_have_come:
             for node_id in self._awaited - self._seen - {""}:
                 self._doubt(household(node_id), node_id)
@@ -146,8 +149,11 @@ class Notes:
     def _doubt(self, incarnation: int, node_id: str) -> None:
         if incarnation in self._doubts:
             return
+        if incarnation in self._context.cluster.disks:
+            node_id = ""  # It may come back on another node.
         bound = make_version(self._context.term, 0)
-        item = NoteItem(node_id, incarnation, WHOLE, 0, bound)
+        returns = 0 if incarnation == household(node_id) else RETURNS
+        item = NoteItem(node_id, incarnation, WHOLE, returns, bound)
         self._doubts[incarnation] = _Entry(item, kept=False)
         self._tell([item])
 
@@ -157,11 +163,14 @@ class Notes:
         return all(e.kept for held in (self._doubts, self._replaced) for e in held.values())
 
     def read(self, node_id: str, incarnation: int) -> None:
-        """A directory is known to its end: there is nothing to doubt any more.
+        """A directory is known to its end, and what was over in it is erased: nothing is in doubt.
 
         What was doubted of a whole node narrows to those of its directories that are not read.
         """
         self._trust(incarnation)
+        whole = self._table.get(incarnation, {}).get(WHOLE)
+        if whole is not None and whole.item.bytes == RETURNS:
+            self._drop(whole.item)
         if household(node_id) in self._doubts:
             for unread, owner in self.unread().items():
                 if owner == node_id:
@@ -170,8 +179,14 @@ class Notes:
 
     def _trust(self, incarnation: int) -> None:
         entry = self._doubts.pop(incarnation, None)
-        if entry is not None and self._keepers:
-            self._dropped.append(entry.item)
+        if entry is None or not self._keepers:
+            return
+        self._dropped.append(entry.item)
+        older = self._table.get(incarnation, {}).get(WHOLE)
+        if older is not None:  # Who keeps the doubt has it in the place of this one.
+            self._flush_dropped()
+            older.kept = False
+            self._tell([older.item])
 
     # --- sets -----------------------------------------------------------------------------------
 
@@ -245,7 +260,7 @@ class Notes:
         """Return whether what an absent node has to erase survives this master."""
         if freeing.needless:
             return True
-        item = _item(freeing)
+        item = item_of(freeing)
         page = self._table.get(item.incarnation)
         return page is not None and any(
             entry is not None and entry.kept and entry.item.version >= item.version
@@ -258,7 +273,7 @@ class Notes:
             item
             for freeing in freeings
             if not freeing.needless
-            and not self.covers((item := _item(freeing)).incarnation, item.offset, item.version)
+            and not self.covers((item := item_of(freeing)).incarnation, item.offset, item.version)
         ]
         if not new:
             return
@@ -270,7 +285,7 @@ class Notes:
         """A node has erased something: nobody need be told any more."""
         if not self._table:
             return
-        item = _item(freeing)
+        item = item_of(freeing)
         page = self._table.get(item.incarnation)
         entry = None if page is None else page.get(item.offset)
         if entry is not None and entry.item.version <= item.version:
@@ -333,16 +348,44 @@ class Notes:
         worst = max(counts, key=lambda node_id: counts[node_id])
         self.condemn(worst)
 
-    def condemned(self, node_id: str, incarnations: Iterable[int]) -> None:
-        """Note that everything which these segments hold now is to be erased."""
-        newest = self._context.newest_version
-        items = [NoteItem(node_id, incarnation, WHOLE, 0, newest) for incarnation in incarnations]
+    def forgotten(self, node_id: str, segments: Iterable[Segment | SegmentRecord]) -> None:
+        """Note that what is forgotten, or would take too many notes, comes back empty, if it does.
+
+        Stores may come back on any node. Memory only comes back with its own.
+        """
+        newest = self._context.next_version()
+        self._note_instead(
+            [
+                NoteItem(
+                    "" if segment.tier else node_id,
+                    segment.incarnation,
+                    WHOLE,
+                    0 if self._is_gone_for_good(segment.incarnation) else RETURNS,
+                    newest,
+                )
+                for segment in segments
+            ]
+        )
+
+    def missing(self, stores: Iterable[int]) -> None:
+        """Have the next master know that there are stores which no node names."""
+        if not self._context.keeps:  # Else it knows from the list of nodes.
+            items = [NoteItem("", incarnation, WHOLE, RETURNS, MISSING) for incarnation in stores]
+            if items:
+                self._note(items)
+
+    def _note_instead(self, items: list[NoteItem]) -> None:
+        """Have whole segments noted in the place of what is noted about parts of them."""
         for item in items:
             for entry in list(self._table.get(item.incarnation, {}).values()):
                 self._drop(entry.item)
-            self._enter(item, kept=self._context.keeps)
-        for node in self._keepers:
-            self._send(node, items)
+        if items:
+            self._flush_dropped()  # A store's missing is noted in the same place.
+            self._note(items)
+
+    def _is_gone_for_good(self, incarnation: int) -> bool:
+        entry = self._replaced.get(incarnation)
+        return entry is not None and entry.item.bytes != RETURNS
 
     def _items(self) -> Iterator[NoteItem]:
         for page in self._table.values():
@@ -357,23 +400,24 @@ class Notes:
         These notes are about no node, so whoever is there keeps them, and none has done its work.
         """
         items = [
-            NoteItem("", incarnation, WHOLE, 0, self._context.newest_version)
+            NoteItem("", incarnation, WHOLE, 0, self._context.next_version())
             for incarnation in incarnations
-            if incarnation not in self._replaced
+            if not self._is_gone_for_good(incarnation)
         ]
-        for item in items:
-            for entry in list(self._table.get(item.incarnation, {}).values()):
-                self._drop(entry.item)
-        if items:
-            self._note(items)
+        self._note_instead(items)
 
     def _count_replaced(self, item: NoteItem) -> None:
-        """Know a note about a store that is gone for good; the oldest of too many is dropped."""
-        if item.node_id or item.offset != WHOLE:
+        """Know a note about a store that is gone, or away; the oldest of too many is dropped.
+
+        Memory comes before stores: nodes that come and go leave much of it, which never returns.
+        """
+        if item.offset != WHOLE or (item.node_id and item.bytes != RETURNS):
             return
         self._replaced[item.incarnation] = self._table[item.incarnation][WHOLE]
         if len(self._replaced) > REPLACED_MAX:
-            oldest = min(self._replaced.values(), key=lambda entry: entry.item.version)
+            oldest = min(
+                self._replaced.values(), key=lambda e: (not e.item.node_id, e.item.version)
+            )
             self._drop(oldest.item)
 
     # --- nodes ----------------------------------------------------------------------------------
@@ -402,7 +446,10 @@ class Notes:
             # A store that is not named may only be closed; what was removed stays removed.
             place = there | {household(item.node_id)}
             if item.incarnation not in place and item.offset >= WHOLE:
-                self._drop(item)
+                if item.incarnation in self._doubts:
+                    self._trust(item.incarnation)
+                else:
+                    self._drop(item)
         self._told[node] = message.fellows or (message.node_id,)
         self._forget(node)
         if message.notes:
@@ -529,6 +576,8 @@ class Notes:
             return
         for item in answer.items:
             self._enter(item, kept=True)
+            if item.offset == WHOLE and item.bytes == RETURNS and not item.node_id:
+                self._strange.add(item.incarnation)
             self.late(item)
         if answer.cursor >= 0:
             self._ask(node, answer.cursor)
@@ -536,30 +585,8 @@ class Notes:
             del self._listings[node]
 
 
-def _item(freeing: Freeing) -> NoteItem:
-    extent = freeing.extent
-    segment = extent.segment
-    return NoteItem(
-        segment.node.register.node_id,
-        segment.incarnation,
-        anywhere(freeing.version) if segment.tier else extent.offset * GRANULE_BYTES,
-        extent.granules * GRANULE_BYTES,
-        freeing.version,
-    )
-
-
 def _note(item: NoteItem) -> Note:
     return Note(item.node_id, item.incarnation, item.offset, item.bytes, item.version)
-
-
-def household(node_id: str) -> int:
-    """Return what a note about all that a node holds has for an incarnation."""
-    return xxhash.xxh3_64_intdigest(node_id.encode()) >> 1
-
-
-def anywhere(version: int) -> int:
-    """Return what a note about a disk has for an offset: "wherever this version is"."""
-    return ~version
 
 
 def _key(item: NoteItem) -> str:

@@ -319,10 +319,11 @@ class Freeing:
         followers: Replies that wait for it, too.
         needless: It cannot be read anyway; nobody has to be told should its node be away.
         name: (namespace slot, key) of what lay there, while it may have to be noted.
+        over: It is erased, or as good as that.
     """
 
     __slots__ = (
-        "barrier", "extent", "followers", "name", "needless", "tries", "version", "window",
+        "barrier", "extent", "followers", "name", "needless", "over", "tries", "version", "window",
     )  # fmt: skip
 
     def __init__(self, extent: Extent, version: int, barrier: Barrier | None) -> None:
@@ -333,6 +334,7 @@ class Freeing:
         self.tries = 0
         self.followers: list[Barrier] | None = None
         self.needless = False
+        self.over = False
         self.name: tuple[int, str] | None = None
 
 

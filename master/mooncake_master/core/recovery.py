@@ -19,17 +19,17 @@ from mooncake_master.core.instructions import Instruct
 from mooncake_master.core.listing import Listing, Member
 from mooncake_master.core.memory import MAY_RETURN
 from mooncake_master.core.nodes import Disk
-from mooncake_master.core.notes import PINS, SETS, WHOLE, anywhere, household
+from mooncake_master.core.places import PINS, SETS, WHOLE, anywhere, household
 from mooncake_master.core.records import (
     EDGE,
     FOREVER,
     NEVER,
     DiskExtent,
-    Freeing,
     Gone,
     Stored,
     set_group,
 )
+from mooncake_master.core.returns import Returns, being_freed
 from mooncake_store.extent import extent_bytes, name_bytes
 from mooncake_store.limits import GRANULE_BYTES, NAMESPACES_MAX, OBJECT_BYTES_MAX
 from mooncake_store.types import TERM_MAX, Pin, Tier, Version, term_of
@@ -65,6 +65,7 @@ class Recovery:
         self._freer = freer
         self._parking = parking
         self._adoption = Adoption(context, catalog, notes)
+        self._returns = Returns(notes)
         self._listings: dict[Segment, Listing] = {}
         self._tokens: dict[int, Listing] = {}
         self._sets: dict[int, list[Member]] = {}
@@ -92,10 +93,10 @@ class Recovery:
 
     def _give_up_absent(self) -> None:
         """Have everybody come back empty of whom it is not known what he holds."""
-        for node_id, incarnations in self._context.unseen.items():
-            self._notes.condemned(node_id, incarnations)
+        for node_id, records in self._context.unseen.items():
+            self._notes.forgotten(node_id, records)
         for segment in self._listings:
-            self._notes.condemned(segment.node.register.node_id, [segment.incarnation])
+            self._notes.forgotten(segment.node.register.node_id, [segment])
 
     # --- nodes ----------------------------------------------------------------------------------
 
@@ -108,7 +109,7 @@ class Recovery:
         """
         context = self._context
         for disk in disks:
-            self._listings[disk] = Listing(disk)
+            self._listings[disk] = Listing(disk, failed=not disk.is_named)
         for disk in again:
             if disk.listed:
                 self._listings[disk] = Listing(disk, set(disk.held))
@@ -137,6 +138,7 @@ class Recovery:
 
     def lost(self, segment: Segment) -> None:
         """A segment's memory is gone."""
+        self._returns.lost(segment)
         listing = self._listings.pop(segment, None)
         if listing is not None:
             self._tokens.pop(listing.token, None)
@@ -148,6 +150,7 @@ class Recovery:
             self._grace_until_s = now_s + self._context.config.recovery_grace_s
         self.go_on()
         self.check()
+        self._returns.tick()
         tombs = self._catalog.tombs
         if tombs and not (self._context.unseen or self._listings or self._freer.is_erasing):
             tombs.clear()
@@ -234,8 +237,8 @@ class Recovery:
             self._keep_out(listing, segment.space.granules * GRANULE_BYTES)
             segment.space.open()
         segment.listed = True
-        self._notes.listed(segment.incarnation, lambda: _being_freed(segment))
-        self._notes.read(segment.node.register.node_id, segment.incarnation)
+        self._notes.listed(segment.incarnation, lambda: _places(segment))
+        self._returns.read(segment)
         self._context.cluster.changed()
         self._freer.room_returned = True
         self.check()
@@ -402,6 +405,7 @@ class Recovery:
                 )
                 if place and isinstance(owner, Stored) and owner.version <= item.version:
                     self._catalog.drop(owner, known, Gone.LOST)
+            self._returns.more(disk)
             return
         segment = self._context.cluster.segments.get(item.incarnation)
         if segment is None:
@@ -418,6 +422,7 @@ class Recovery:
             ):
                 self._catalog.drop(stored, extent, Gone.LOST)
             extent = following
+        self._returns.more(segment)
 
     def _home(self, entry: DirectoryEntry) -> Generation | None:
         """Return the generation of an entry; None where it is of none that is readable."""
@@ -581,14 +586,9 @@ def _is_numbered(entry: DirectoryEntry) -> bool:
     return 0 < entry.version <= _number(entry) and term_of(_number(entry)) < TERM_MAX
 
 
-def _being_freed(segment: Segment) -> set[int]:
+def _places(segment: Segment) -> set[int]:
     """Return the offsets of what a segment's node was told to erase, as notes have them."""
-    if isinstance(segment, Disk):
-        return {anywhere(freeing.version) for freeing in segment.erasing}
-    found: set[int] = set()
-    extent = segment.space.edge.after
-    while extent is not segment.space.edge:
-        if isinstance(extent.owner, Freeing):
-            found.add(extent.offset * GRANULE_BYTES)
-        extent = extent.after
-    return found
+    freeings = being_freed(segment)
+    if segment.tier:
+        return {anywhere(freeing.version) for freeing in freeings}
+    return {freeing.extent.offset * GRANULE_BYTES for freeing in freeings}

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from mooncake_master.core import later_pins
-from mooncake_master.core.notes import PINS
+from mooncake_master.core.places import PINS
 from mooncake_master.core.records import FOREVER, NEVER
 from mooncake_store.limits import KIB, MIB
 from mooncake_store.types import Pin

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mooncake_master.core import notes
+from mooncake_master.core.places import WHOLE
 from mooncake_store.errors import DeadlineExceeded, StaleEpoch
 from mooncake_store.limits import KIB, MIB
 from mooncake_store.types import MissReason
@@ -238,7 +239,7 @@ def test_with_too_many_notes_the_absent_node_comes_back_empty(
     rig.remove(*mine[:20])
     rig.tick(0.1)
     (note,) = rig.nodes["n1"].notes.values()
-    assert note.offset == notes.WHOLE
+    assert note.offset == WHOLE
     rig.sleep(1.0)
     assert rig.counter('mooncake_master_replicas_lost_total{node="n0"}') == len(mine) - 20
     rig.restart(recovery_grace_s=2.0)

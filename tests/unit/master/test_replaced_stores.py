@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from mooncake_master.core import notes
+from mooncake_master.core.places import WHOLE
 from mooncake_master.core.remembered import Note
 from mooncake_store.limits import KIB, MIB
 from mooncake_store.types import MissReason, Pin, Tier
@@ -287,7 +288,7 @@ def test_a_removal_waits_until_it_is_noted_that_a_store_is_gone() -> None:
     rig.settle()
     rig.tick(0.02)
     assert rig.replies.pop(number).removed in {b"\0", b"\1"}
-    assert [note.offset for note in node.notes.values()] == [notes.WHOLE]
+    assert [note.offset for note in node.notes.values()] == [WHOLE]
 
 
 def test_the_statement_is_repeated_and_noted_once() -> None:
@@ -304,7 +305,9 @@ def test_the_statement_is_repeated_and_noted_once() -> None:
 def noted(rig: Rig) -> set[int]:
     """Return the segments that notes in the data directory are about."""
     assert rig.kept is not None
-    return {note.incarnation for note in rig.kept["notes"].values() if isinstance(note, Note)}
+    return {
+        note.incarnation for note in rig.kept.get("notes", {}).values() if isinstance(note, Note)
+    }
 
 
 def test_a_bounded_number_of_stores_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mooncake_master.core import sets
-from mooncake_master.core.notes import SETS
+from mooncake_master.core.places import SETS
 from mooncake_store.limits import MIB
 from mooncake_store.wire.control import Location, PutItem, PutStart, ReportReplica
 from tests.unit.master.rig import SPACE, Free, Rig

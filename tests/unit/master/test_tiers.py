@@ -423,7 +423,7 @@ def test_a_host_that_comes_back_under_a_new_identity_brings_its_disk() -> None:
     rig.check()
 
 
-def test_a_disk_that_is_found_after_it_was_given_up_is_taken_back() -> None:
+def test_a_disk_that_is_found_after_it_was_given_up_comes_back_empty() -> None:
     rig = small(forget_after_s=10.0)
     fill(rig, "a", "b", "c")
     node = disk_of(rig)
@@ -432,7 +432,10 @@ def test_a_disk_that_is_found_after_it_was_given_up_is_taken_back() -> None:
     assert rig.locate("a") == [MissReason.LOST]
     rig.register(node)
     rig.sleep(0.5)
-    assert rig.exists("a", "b", "c") == [True] * 3
+    assert rig.exists("a", "b", "c") == [False] * 3
+    assert not node.entries
+    fill(rig, "d", "e", "f")
+    assert rig.exists("d", "e", "f") == [True] * 3, "it is in use again"
     rig.check()
 
 
