@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     from mooncake_master.core.copying import Start
     from mooncake_master.core.nodes import Node
     from mooncake_master.core.records import Extent, Generation, Stored
-    from mooncake_store.wire.control import DirectoryEntry, FreeItem, Refusal, Register
+    from mooncake_store.wire.control import (
+        DirectoryEntry,
+        FreeItem,
+        Refusal,
+        Register,
+        SegmentRecord,
+    )
 
 SEEDS_MAX = 1_000
 """As in ``test_planted_bugs``."""
@@ -143,8 +149,9 @@ def test_a_store_that_confirms_what_it_has_not_recorded_is_found(
 def test_a_master_that_keeps_a_store_that_is_gone_for_good_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def keep(self: Members, _node: Node, message: Register) -> None:
+    def keep(self: Members, _node: Node, message: Register) -> dict[int, SegmentRecord]:
         self._context.unseen.pop(message.node_id, None)
+        return {}
 
     monkeypatch.setattr(Members, "_give_up", keep)
     found = hunt(Profile.MASTER)
