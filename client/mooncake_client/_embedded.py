@@ -41,8 +41,14 @@ class Master(Protocol):
         """What it says of itself."""
         ...
 
-    def request(self, message: Message, deadline_s: float) -> Message:
-        """Perform one request."""
+    def request(
+        self, message: Message, deadline_s: float, granted: list[int] | None = None
+    ) -> Message:
+        """Perform one request; note the attempts that it grants."""
+        ...
+
+    def give_up(self, granted: list[int]) -> None:
+        """Give attempts back."""
         ...
 
     def close(self) -> None:
@@ -117,11 +123,22 @@ class EmbeddedBackend(Backend):
 class _EmbeddedRun(Run):
     """One operation under way."""
 
-    __slots__ = ("_backend",)
+    __slots__ = ("_backend", "_granted")
 
     def __init__(self, backend: EmbeddedBackend, deadline: CallDeadline) -> None:
         self.deadline = deadline
         self._backend = backend
+        self._granted: list[int] = []
+
+    def drive(self, operation: Operation[R]) -> R:
+        """As ``Run.drive``; Ctrl-C may have come between a grant and the operation."""
+        try:
+            return super().drive(operation)
+        except StoreError:
+            raise
+        except BaseException:
+            self._backend.cluster.master.give_up(self._granted)
+            raise
 
     def path_to(self, node: NodeRecord) -> DataPath:
         """As ``Run.path_to``."""
@@ -151,4 +168,4 @@ class _EmbeddedRun(Run):
     def _request(self, message: Message) -> Message:
         left_s = self.deadline.check("asking the embedded master")
         self._backend.session.counters.master_round_trips += 1
-        return self._backend.cluster.master.request(message, left_s)
+        return self._backend.cluster.master.request(message, left_s, self._granted)

@@ -16,6 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from mooncake_master.core import CoreConfig, Master
+from mooncake_master.shield import Shield
 from mooncake_master.switchboard import Switchboard
 from mooncake_store import limits
 from mooncake_store.errors import Closed, DeadlineExceeded, InternalError, StoreError
@@ -27,6 +28,9 @@ from mooncake_store.wire.control import (
     Heartbeat,
     ListDirectory,
     Message,
+    PutAbort,
+    PutGrant,
+    PutStarted,
     Register,
     Registered,
     SegmentRecord,
@@ -95,12 +99,16 @@ class EmbeddedMaster:
             put_ttl_s=core.config.put_ttl_s,
         )
 
-    def request(self, message: Message, deadline_s: float) -> Message:
+    def request(
+        self, message: Message, deadline_s: float, granted: list[int] | None = None
+    ) -> Message:
         """Perform one request and return its reply.
 
         Args:
             message: A request of ``wire.control`` that a client may send.
             deadline_s: Seconds from now by which the answer is wanted.
+            granted: Takes the attempts that the answer grants, so that ``give_up`` can name them
+                even where Ctrl-C loses the answer itself.
 
         Raises:
             StoreError: What the core answered; ``DeadlineExceeded`` where it could not in time.
@@ -108,27 +116,38 @@ class EmbeddedMaster:
         """
         until_s = time.monotonic() + deadline_s
         request_id = next(self._requests)
-        with self._changed:
+        with Shield() as shield, self._changed:
             self._step()
             now_s = time.monotonic()
             self._switchboard.request(self._caller, request_id, message, until_s, now_s)
             self._node.work()
             answers = self._callers.answers
-            while request_id not in answers:
-                self._wait(until_s)
+            try:
+                while request_id not in answers:
+                    shield.let_in()
+                    self._wait(until_s)
+            except BaseException:
+                self._callers.leave(request_id)
+                raise
             answer = answers.pop(request_id)
+            if granted is not None:
+                granted += _versions(answer)
         if isinstance(answer, StoreError):
             raise answer
         return answer
 
+    def give_up(self, granted: list[int]) -> None:
+        """Give attempts back that nobody goes on with, as time passes; what is over stays so."""
+        self._callers.owed += granted
+
     def tick(self) -> None:
         """Let the core's time pass: expiries, eviction ahead of need. Never waits."""
-        with self._changed:
+        with Shield(), self._changed:
             self._step()
 
     def close(self) -> None:
         """Let go of the segment; requests under way fail."""
-        with self._changed:
+        with Shield(), self._changed:
             self._closed = True
             self._node.segment = None
             self._changed.notify_all()
@@ -146,6 +165,14 @@ class EmbeddedMaster:
             self._tick_due_s = now_s + TICK_S
             self._switchboard.tick()
             self._node.work()
+        if self._callers.owed:
+            versions, self._callers.owed = self._callers.owed, []
+            abort_id = next(self._requests)
+            self._callers.leave(abort_id)
+            self._switchboard.request(
+                self._caller, abort_id, PutAbort(versions), now_s + TICK_S, now_s
+            )
+            self._node.work()
 
     def _wait(self, until_s: float) -> None:
         """Let others work for a moment, then let time pass."""
@@ -161,24 +188,50 @@ class EmbeddedMaster:
         self._step()
 
 
+def _versions(answer: Message | StoreError) -> list[int]:
+    """Return the attempts that an answer grants."""
+    if not isinstance(answer, PutStarted):
+        return []
+    return [item.version for item in answer.items if isinstance(item, PutGrant)]
+
+
 class _Callers:
     """The peer that all calling threads are together.
 
     Attributes:
         answers: {request: answer} of what no thread has picked up yet.
+        owed: Attempts that were granted to nobody, to be given back.
     """
 
     def __init__(self, changed: threading.Condition) -> None:
         self.answers: dict[int, Message | StoreError] = {}
+        self.owed: list[int] = []
+        self._left: set[int] = set()
         self._changed = changed
+
+    def leave(self, request_id: int) -> None:
+        """Note that nobody waits for an answer any more."""
+        self._left.add(request_id)
+        if request_id in self.answers:
+            self._drop(request_id, self.answers.pop(request_id))
+
+    def _drop(self, request_id: int, answer: Message | StoreError) -> None:
+        self._left.discard(request_id)
+        self.owed += _versions(answer)
 
     def reply(self, request_id: int, message: Message) -> None:
         """Take an answer."""
+        if request_id in self._left:
+            self._drop(request_id, message)
+            return
         self.answers[request_id] = message
         self._changed.notify_all()
 
     def fail(self, request_id: int, error: StoreError) -> None:
         """Take an error."""
+        if request_id in self._left:
+            self._drop(request_id, error)
+            return
         self.answers[request_id] = error
         self._changed.notify_all()
 

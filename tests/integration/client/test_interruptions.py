@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import sys
 import threading
 import uuid
@@ -27,10 +28,12 @@ class Interruption:
 
     Those are the beginnings of functions and the returns of built-in ones, which a profiler sees.
     Ends of generators and of weak references are left out: nobody gets what is raised there.
+    With ``signals`` a signal comes at that point, and its handler decides.
     """
 
-    def __init__(self, point: int) -> None:
+    def __init__(self, point: int, *, signals: bool = False) -> None:
         self._left = point
+        self._signals = signals
         self.came = False
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
@@ -42,12 +45,14 @@ class Interruption:
         if self._left < 0:
             sys.setprofile(None)
             self.came = True
-            raise KeyboardInterrupt
+            if not self._signals:
+                raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
 
-def interrupt(call: Callable[[], Any], point: int) -> bool:
+def interrupt(call: Callable[[], Any], point: int, *, signals: bool = False) -> bool:
     """Call with an interruption at a point; return whether the call has that many."""
-    interruption = Interruption(point)
+    interruption = Interruption(point, signals=signals)
     try:
         sys.setprofile(interruption)
         call()
@@ -99,6 +104,30 @@ def test_a_client_survives_interruptions_at_every_point(
         while interrupt(call, point):
             assert in_another_thread(lambda: client.get("key")) == value, point
             assert lost_places(client) == [], point
+            point += 1
+        assert point > 50
+        assert client.get("key") == value
+
+
+@pytest.mark.parametrize("verb", ["get", "put"])
+def test_an_embedded_cluster_survives_interruptions_at_every_point(verb: str) -> None:
+    assert threading.current_thread() is threading.main_thread()  # only there Ctrl-C raises
+    value = payload("key", 1, SIZE)
+    with Client("local://?dram=4MiB", deadline_s=15) as client:
+
+        def call() -> object:
+            if verb == "put":
+                return client.put("key", value, replace=True)
+            client.forget_locations()
+            return client.get("key")
+
+        client.put("key", value)
+        handler = signal.getsignal(signal.SIGINT)
+        point = 0
+        while interrupt(call, point, signals=True):
+            assert in_another_thread(lambda: client.get("key")) == value, point
+            assert client.put("key", value, replace=True).created, point
+            assert signal.getsignal(signal.SIGINT) is handler, point
             point += 1
         assert point > 50
         assert client.get("key") == value
