@@ -297,6 +297,11 @@ class Freer:
         names = {freeing.extent.segment.node.name for freeing in barrier.missing}
         if barrier.unwitnessed:
             names |= {node.name for node in self._context.cluster.nodes.values()}
+        if not names and not barrier.strangers:
+            return (
+                "the change stands, but no node is there that could remember it should this master"
+                " end, and there is no --data-dir"
+            )
         shown = ", ".join(sorted(names)[:NAMES_SHOWN])
         if len(names) > NAMES_SHOWN:
             shown += ", ..."

@@ -9,6 +9,7 @@ import pytest
 
 from mooncake_master.core import notes, tombs
 from mooncake_master.core.places import MISSING, RETURNS, WHOLE
+from mooncake_store.errors import DeadlineExceeded
 from mooncake_store.limits import KIB
 from mooncake_store.types import MissReason, Tier
 from mooncake_store.wire.control import FreeExtents, ListDirectory
@@ -246,3 +247,35 @@ def test_memory_that_is_lost_while_it_is_in_doubt_is_doubted_no_more() -> None:
     rig.wipe(node)
     again(rig, node)
     assert not rig.master._notes._doubts
+
+
+@both
+@pytest.mark.parametrize("is_back_before", [False, True])
+def test_a_node_that_was_away_over_two_restarts_revives_nothing(
+    keeps: bool,  # noqa: FBT001 - pytest passes it
+    is_back_before: bool,  # noqa: FBT001
+) -> None:
+    """The master of the time at which something was removed never saw it."""
+    rig = cluster(keeps=keeps)
+    node = disk_of(rig)
+    rig.cut(node)
+    rig.sleep(5.0)
+    restart(rig)
+    rig.sleep(5.0)
+    rig.open(SPACE)
+    rig.remove("a", "c")
+    if is_back_before:
+        again(rig, node)
+    restart(rig)
+    again(rig, node)
+    rig.open(SPACE)
+    assert rig.exists("a", "c") == [False, False]
+
+
+def test_a_removal_that_no_node_could_note_says_so() -> None:
+    rig = cluster(keeps=False)
+    for node in list(rig.nodes.values()):
+        rig.cut(node)
+    rig.sleep(FORGET_S + 5.0)
+    with pytest.raises(DeadlineExceeded, match=r"no node is there .* and there is no --data-dir"):
+        rig.remove("a")
