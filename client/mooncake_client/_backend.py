@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from mooncake_client._connections import Lines
 from mooncake_client._core import effects
 from mooncake_client._core.cluster import Reach
+from mooncake_client._core.outcomes import without_frames
 from mooncake_client._rdma import Fabric, RegisteredMemory, register
 from mooncake_store import device_memory
 from mooncake_store.data_path import ReadTask, WriteTask
@@ -106,8 +107,8 @@ class Run(ABC):
         """
         try:
             return self._drive(operation, None)
-        except StoreError:
-            raise
+        except StoreError as error:
+            raise without_frames(error)  # noqa: B904 - it is the same error
         except BaseException as error:  # noqa: BLE001 - the operation passes it on
             return self._drive(operation, error)  # One that has ended raises it again.
 

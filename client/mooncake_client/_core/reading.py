@@ -15,6 +15,7 @@ from mooncake_client._core.outcomes import (
     node_failed,
     patience_s,
     settle,
+    without_frames,
     without_replica,
 )
 from mooncake_client._core.planner import Choice, Planner
@@ -308,7 +309,7 @@ def _judge(
         if isinstance(error, ChecksumMismatch):
             error = yield from look_again(session, group.choice, task)
         if error is not None:
-            yield from settle(session, want, replica, error)
+            yield from settle(session, want, replica, without_frames(error))
             is_busy |= isinstance(error, Overloaded)
             trouble = error if is_about_node(error) else trouble
             continue

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from mooncake_client._core.cluster import Reach
 from mooncake_client._core.effects import Tell, Wait, Write
 from mooncake_client._core.offers import Offer, PutOptions  # noqa: TC001 - named by callers
-from mooncake_client._core.outcomes import is_about_node, node_failed, patience_s
+from mooncake_client._core.outcomes import is_about_node, node_failed, patience_s, without_frames
 from mooncake_client._core.planner import Choice
 from mooncake_client._core.session import ask, attach, opened
 from mooncake_client._results import PutResult
@@ -296,6 +296,7 @@ def _judge(session: Session, path: Path, group: _Group, began_s: float) -> Opera
             written += offer.length
             continue
         session.counters.transfer_failures[error.code] += 1
+        without_frames(error)
         trouble = error if is_about_node(error) else trouble
     session.counters.bytes_written[path.name] += written
     if trouble is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 # ruff: noqa: ANN401 - either client, whatever it returns
+import asyncio
 import contextlib
+import gc
 import sys
 import threading
 import time
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mooncake_client import (
+    AsyncClient,
     Client,
     DeadlineExceeded,
     PutResult,
@@ -159,6 +162,47 @@ def test_fr033_a_transfer_that_never_ends_ends_by_the_deadline(start: Start, fau
             wait_until(lambda: client.get("other") == value, 30.0, ignoring=(StoreError,))
         time.sleep(1.0)
         assert bytes(buffer) == seen  # nothing lands after the call
+
+
+@pytest.mark.parametrize("kind", ["Client", "AsyncClient"])
+def test_memory_of_a_call_that_failed_is_the_callers_again(start: Start, kind: str) -> None:
+    """At once: not when the collector of circles comes by."""
+    cluster = start(1, proxied=True)
+    node = cluster.nodes[0]
+    assert node.data is not None
+    value = payload("k", 0, 2 << 20)
+    with Client(cluster.address, transport="tcp") as client:
+        client.put("k", value)
+    node.data.set(Stall(), Direction.DOWN)
+    buffer, offered = bytearray(len(value)), bytearray(value)
+
+    def call() -> None:
+        with Client(cluster.address, transport="tcp", deadline_s=0.5) as client:
+            with pytest.raises(StoreError):
+                client.get_into("k", buffer)
+            assert isinstance(client.get_into_many(["k"], [buffer])[0], StoreError)
+            with contextlib.suppress(StoreError):
+                client.put("other", offered)
+
+    async def call_async() -> None:
+        async with AsyncClient(cluster.address, transport="tcp", deadline_s=0.5) as client:
+            with pytest.raises(StoreError):
+                await client.get_into("k", buffer)
+            assert isinstance((await client.get_into_many(["k"], [buffer]))[0], StoreError)
+            with contextlib.suppress(StoreError):
+                await client.put("other", offered)
+
+    gc.collect()
+    gc.disable()
+    try:
+        if kind == "Client":
+            call()
+        else:
+            asyncio.run(call_async())
+        buffer.clear()  # BufferError while somebody has it.
+        offered.clear()
+    finally:
+        gc.enable()
 
 
 def test_fr033_a_master_that_says_nothing_is_left_by_the_deadline(start: Start) -> None:
