@@ -23,14 +23,15 @@ def shared_pool() -> Iterator[Pool]:
 
 
 @pytest.fixture
-def pool(shared_pool: Pool) -> Pool:
-    """The same, whole again when a test begins."""
+def pool(shared_pool: Pool) -> Iterator[Pool]:
+    """The same, whole when a test begins, and audited when it has ended."""
     try:
         shared_pool.restore()
+        yield shared_pool
+        shared_pool.check()
     except BaseException as error:
         shared_pool.explain(error)
         raise
-    return shared_pool
 
 
 @pytest.hookimpl(wrapper=True)

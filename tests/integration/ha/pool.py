@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from mooncake_store.errors import StoreError
-from mooncake_store.testing import BlackHole, FaultProxy, Process, WireClient, free_port, wait_until
+from mooncake_store.testing import (
+    BlackHole,
+    FaultProxy,
+    Process,
+    WireClient,
+    audit,
+    free_port,
+    wait_until,
+)
+from mooncake_store.testing.audit import SETTLE_S
 from mooncake_store.testing.cluster import COMMAND
 from mooncake_store.types import NodeState
 from mooncake_store.wire import control
@@ -134,9 +143,21 @@ class Pool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None:
-            self.explain(error)
-        self.close()
+        try:
+            if error is None:
+                self.check()
+        except BaseException as failure:
+            self.explain(failure)
+            raise
+        finally:
+            if error is not None:
+                self.explain(error)
+            self.close()
+
+    def check(self) -> None:
+        """Make the pool whole and audit what its leader says, as ``ProcessCluster.check``."""
+        self.restore()
+        audit(lambda: WireClient(HOST, self.leader().port, deadline_s=SETTLE_S))
 
     def close(self) -> None:
         """End everything and delete what it left."""
@@ -192,6 +213,10 @@ class Pool:
 
     def restore(self) -> None:
         """Make the pool whole again after a test."""
+        for node in self.nodes:
+            node.resume()
+            if not node.is_running:
+                node.start()
         for member in self.etcd.members:
             member.resume()
             if not member.is_running:
