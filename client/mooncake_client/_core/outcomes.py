@@ -71,10 +71,14 @@ def without_frames(error: StoreError) -> StoreError:
     memory in use, a ``bytearray`` from being resized, until the collector of circles comes by.
     A bug keeps its frames: they are needed.
     """
-    link: BaseException | None = error
-    while link is not None and not isinstance(link, InternalError):
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
+    chain: list[BaseException | None] = [error]
+    seen: set[int] = set()  # One may be the context of its own cause.
+    while chain:
+        link = chain.pop()
+        if link is not None and id(link) not in seen and not isinstance(link, InternalError):
+            seen.add(id(link))
+            link.__traceback__ = None
+            chain += link.__cause__, link.__context__
     return error
 
 

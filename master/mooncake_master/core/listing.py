@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mooncake_master.core.records import DiskExtent
+from mooncake_store.types import TERM_MAX, term_of
 
 if TYPE_CHECKING:
     from mooncake_master.core.nodes import Segment
@@ -56,15 +57,31 @@ class Member:
     __slots__ = ("entry", "extent", "given_up", "home", "listed_s")
 
     def __init__(
-        self, extent: Extent, entry: DirectoryEntry, home: Generation, listed_s: float
+        self,
+        extent: Extent,
+        entry: DirectoryEntry,
+        home: Generation,
+        listed_s: float,
+        *,
+        given_up: bool,
     ) -> None:
         self.extent = extent
         self.entry = entry
         self.home = home
         self.listed_s = listed_s
-        self.given_up = False
+        self.given_up = given_up
 
     @property
     def is_over(self) -> bool:
         """Whether nothing of it is there any more."""
         return self.given_up or (isinstance(self.extent, DiskExtent) and self.extent.vanished)
+
+
+def number_of(entry: DirectoryEntry) -> int:
+    """Return the number of the write that put an entry there."""
+    return entry.attempt or entry.version
+
+
+def is_numbered(entry: DirectoryEntry) -> bool:
+    """Return whether a master can have given an entry its numbers: later ones are none."""
+    return 0 < entry.version <= number_of(entry) and term_of(number_of(entry)) < TERM_MAX

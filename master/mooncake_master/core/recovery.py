@@ -16,7 +16,7 @@ from mooncake_master.core import accounting
 from mooncake_master.core.adoption import Adoption
 from mooncake_master.core.copying import LOCATIONS_MAX
 from mooncake_master.core.instructions import Instruct
-from mooncake_master.core.listing import Listing, Member
+from mooncake_master.core.listing import Listing, Member, is_numbered, number_of
 from mooncake_master.core.memory import MAY_RETURN
 from mooncake_master.core.nodes import Disk
 from mooncake_master.core.places import PINS, SETS, WHOLE, anywhere, household
@@ -32,7 +32,7 @@ from mooncake_master.core.records import (
 from mooncake_master.core.returns import Returns, being_freed
 from mooncake_store.extent import extent_bytes, name_bytes
 from mooncake_store.limits import GRANULE_BYTES, NAMESPACES_MAX, OBJECT_BYTES_MAX
-from mooncake_store.types import TERM_MAX, Pin, Tier, Version, term_of
+from mooncake_store.types import Pin, Tier, Version, term_of
 from mooncake_store.wire.control import DirectoryPage, FreeExtents, FreeItem, ListDirectory
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class Recovery:
 
     def _enter(self, segment: Segment, entry: DirectoryEntry) -> None:
         """Take one entry into the allocator and the index."""
-        if not _is_numbered(entry):
+        if not is_numbered(entry):
             self._context.counters[accounting.STALE_ENTRIES] += 1
             return
         names = name_bytes(entry.namespace, entry.key, entry.group, entry.parent)
@@ -296,7 +296,7 @@ class Recovery:
 
     def _enter_disk(self, disk: Disk, listing: Listing, entry: DirectoryEntry) -> None:
         """Take one entry of a store into the index, if it is not there already."""
-        if not _is_numbered(entry):
+        if not is_numbered(entry):
             self._context.counters[accounting.STALE_ENTRIES] += 1
             return
         known = disk.held.get(entry.offset)
@@ -335,15 +335,20 @@ class Recovery:
     def _settle(self, extent: Extent, entry: DirectoryEntry) -> None:
         """Give an entry that was found in its place to its object, or have it erased."""
         context, segment = self._context, extent.segment
-        if term_of(_number(entry)) >= context.term:
-            context.raise_term(term_of(_number(entry)))
+        if term_of(number_of(entry)) >= context.term:
+            context.raise_term(term_of(number_of(entry)))
             self._freer.announce_epochs(self._epochs(), None)
         home = self._home(entry)
-        if home is None or self._is_gone(segment, entry, home):
+        if home is None:
             self._drop(extent, entry, home)
-        elif entry.set_count > 1 and not self._may_show(entry.set_id):
-            self._gather(extent, entry, home)
-        else:
+            return
+        is_gone = self._is_gone(segment, entry, home)
+        is_early = entry.set_count > 1 and not self._may_show(entry.set_id)
+        if is_early and not (is_gone and self._is_noted(segment, entry)):
+            self._gather(extent, entry, home, given_up=is_gone)
+        if is_gone:
+            self._drop(extent, entry, home)
+        elif not is_early:
             self._show(extent, entry, home)
 
     def _may_show(self, set_id: int) -> bool:
@@ -361,12 +366,14 @@ class Recovery:
             gone_up_to = Version(0)
         if self._catalog.tombs.covers(entry.slot, entry.key, entry.version):
             return True
+        return gone_up_to >= entry.version or self._is_noted(segment, entry)
+
+    def _is_noted(self, segment: Segment, entry: DirectoryEntry) -> bool:
+        """Return whether a note speaks of this extent, or of all that its node held."""
         offset = anywhere(entry.version) if segment.tier else entry.offset
-        if self._notes.doubts(segment.node.register.node_id, _number(entry)):
-            return True
-        return gone_up_to >= entry.version or self._notes.covers(
-            segment.incarnation, offset, _number(entry)
-        )
+        return self._notes.doubts(
+            segment.node.register.node_id, number_of(entry)
+        ) or self._notes.covers(segment.incarnation, offset, number_of(entry))
 
     def _unread(self) -> dict[int, str]:
         """Return {incarnation: node id} of the directories that are not known to their end."""
@@ -488,13 +495,18 @@ class Recovery:
             if entry.parent:
                 self._chained.append(stored)
 
-    def _gather(self, extent: Extent, entry: DirectoryEntry, home: Generation) -> None:
-        """Keep a member of a set back until all are there."""
+    def _gather(
+        self, extent: Extent, entry: DirectoryEntry, home: Generation, *, given_up: bool = False
+    ) -> None:
+        """Keep a member of a set back until all are there.
+
+        One that was removed or replaced before it was listed is there, too: its set was whole.
+        """
         members = self._sets.setdefault(entry.set_id, [])
-        members.append(Member(extent, entry, home, self._context.now_s))
+        members.append(Member(extent, entry, home, self._context.now_s, given_up=given_up))
         self._set_ids.setdefault((entry.slot, entry.key), []).append(entry.set_id)
         extent.owner = EDGE  # neither free nor anybody's yet
-        if isinstance(extent, DiskExtent) and isinstance(extent.segment, Disk):
+        if isinstance(extent, DiskExtent) and isinstance(extent.segment, Disk) and not given_up:
             extent.segment.hold(extent)
         if len({member.entry.key for member in members}) == entry.set_count:
             self._show_set(entry.set_id, entry.set_count)
@@ -567,23 +579,13 @@ class Recovery:
         if isinstance(last.owner, Stored):
             self._catalog.drop(last.owner, last, Gone.LOST)
         if 0 <= entry.offset < segment.granules * GRANULE_BYTES and segment.node.peer:
-            item = FreeItem(segment.incarnation, entry.offset, GRANULE_BYTES, _number(entry))
+            item = FreeItem(segment.incarnation, entry.offset, GRANULE_BYTES, number_of(entry))
             token = context.next_token()
             message = FreeExtents(context.term, [item])
             context.out.append(Instruct(segment.node.peer, token, message))
 
     def _epochs(self) -> dict[int, int]:
         return {slot: space.current.epoch for slot, space in self._catalog.slots.items()}
-
-
-def _number(entry: DirectoryEntry) -> int:
-    """Return the number of the write that put an entry there."""
-    return entry.attempt or entry.version
-
-
-def _is_numbered(entry: DirectoryEntry) -> bool:
-    """Return whether a master can have given an entry its numbers: later ones are none."""
-    return 0 < entry.version <= _number(entry) and term_of(_number(entry)) < TERM_MAX
 
 
 def _places(segment: Segment) -> set[int]:

@@ -186,3 +186,27 @@ def test_a_late_keeper_brings_back_what_was_kept_back() -> None:
     rig.sleep(1.0)
     assert all_of(rig) == [False] + [True] * 5
     rig.check()
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_member_that_ended_before_it_was_listed_is_there_all_the_same(how: str) -> None:
+    """What lies on a node that is late was written, so the set was whole."""
+    rig = rig_of(keeps=True)
+    late = rig.nodes["n2"]
+    key = next(entry.key for entry in late.entries.values() if entry.key)
+    rig.restart(recovery_grace_s=0.5)
+    rig.register(rig.nodes["n0"])
+    rig.register(rig.nodes["n1"])
+    rig.open(SPACE)
+    rig.sleep(1.0)
+    if how == "removed":
+        rig.remove(key)
+    else:
+        rig.put(key, replace=True)
+    rig.register(late)
+    rig.sleep(5.0)
+    assert all_of(rig) == [each != key or how == "replaced" for each in KEYS]
+    for _ in range(2):
+        restart(rig)
+        assert all_of(rig) == [each != key or how == "replaced" for each in KEYS]
+    rig.check()
