@@ -170,7 +170,9 @@ class Stores:
 
     def find(self, incarnation: int) -> Store | None:
         """Return the open store of that incarnation."""
-        return self._by_incarnation.get(incarnation)
+        found = self._by_incarnation.get(incarnation)
+        # Its directory may just have become another's, of which the index was not told yet.
+        return found if found is not None and found.incarnation == incarnation else None
 
     def owns(self, incarnation: int) -> bool:
         """Return whether a store has, or had when it was last open, that incarnation."""

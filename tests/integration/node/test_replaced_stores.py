@@ -153,6 +153,21 @@ def test_directories_that_changed_places_keep_their_stores(
     assert stores.replaced() == ()
 
 
+def test_no_order_reaches_a_store_that_has_just_become_another(
+    tmp_path: Path, open_stores: Open
+) -> None:
+    """Between what the directory is now and the news of it there is a moment (seen in CI)."""
+    stores = open_stores("a")
+    (before,) = incarnations(stores)
+    (store,) = stores.all_open()
+    with stores._lock:  # News of a store waits for it.
+        shutil.rmtree(tmp_path / "a")
+        (tmp_path / "a").mkdir()
+        wait_until(lambda: store.incarnation != before, 30, what="the store is another")
+        assert stores.find(before) is None
+    wait_until(lambda: stores.find(store.incarnation) is store, 30, what="the news arrived")
+
+
 def test_another_path_leaves_the_store_before_alone(open_stores: Open) -> None:
     stores = open_stores("a")
     before = incarnations(stores)
