@@ -30,8 +30,8 @@ _STEP_BYTES = 32 * MIB
 class StoreOnDiskAdapter(DiskAdapter, OwnStoreAdapter):
     """This store, with little memory and a directory for what leaves it."""
 
-    def __init__(self, log_directory: Path) -> None:
-        OwnStoreAdapter.__init__(self, log_directory, transport="tcp", cold=True)
+    def __init__(self, log_directory: Path, *, transport: str, cold: bool) -> None:
+        OwnStoreAdapter.__init__(self, log_directory, transport=transport, cold=cold)
 
     def start(self, segment_bytes: int) -> None:
         self.prepare()

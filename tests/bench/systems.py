@@ -37,9 +37,12 @@ class System:
         return adapter
 
 
-def _store(transport: str, *, cold: bool = False) -> System:
-    options: dict[str, str | bool] = {"transport": transport, "cold": cold}
-    return System("tests.bench.own_store:OwnStoreAdapter", options=options)
+_MEMORY = "tests.bench.own_store:OwnStoreAdapter"
+_ON_DISK = "tests.bench.own_disk:StoreOnDiskAdapter"
+
+
+def _store(transport: str, *, cold: bool = False, adapter: str = _MEMORY) -> System:
+    return System(adapter, options={"transport": transport, "cold": cold})
 
 
 _MOONCAKE = "tests.bench.peer_mooncake:MooncakeAdapter"
@@ -50,7 +53,9 @@ SYSTEMS = {
     "store-tcp-cold": _store("tcp", cold=True),
     "store-shm": _store("shm"),
     "store-default": _store("auto"),
-    "store-disk": System("tests.bench.own_disk:StoreOnDiskAdapter"),
+    "store-disk": _store("tcp", cold=True, adapter=_ON_DISK),
+    "store-disk-tcp": _store("tcp", adapter=_ON_DISK),
+    "store-disk-default": _store("auto", adapter=_ON_DISK),
     "fio": System("tests.bench.peer_fio:FioAdapter"),
     "raw-socket": System(_SOCKET),
     "raw-socket-waitall": System(_SOCKET, options={"wait_all": True}),
