@@ -67,7 +67,8 @@ class Child:
 
     def first_line(self, start: str) -> str | None:
         """Return its first line that begins so, of those that are kept, or None."""
-        return next((line for line in self.lines if line.startswith(start)), None)
+        lines = tuple(self.lines)  # The reader's thread adds to the others meanwhile.
+        return next((line for line in lines if line.startswith(start)), None)
 
     def ended(self) -> str | None:
         """Return how it ended and its last words, or None while it runs."""

@@ -25,6 +25,7 @@ MEMORY_ROOT: Final = Path("/dev/shm")  # noqa: S108 - where shared memory is; ou
 _PREFIX: Final = "mooncake-store-up-"
 _LOCK: Final = "lock"
 """Name of the lock file, here and in a node's own folder."""
+_UNNAMED: Final = "lock.new"
 
 
 @contextmanager
@@ -40,8 +41,10 @@ def memory_folder() -> Iterator[Path]:
     except OSError as error:
         raise ConfigError(f"no shared memory in {MEMORY_ROOT}: {error.strerror}") from error
     try:
-        with (folder / _LOCK).open("w") as lock:
+        # Locked before it has its name: one of that name that nobody holds is what a kill leaves.
+        with (folder / _UNNAMED).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            (folder / _UNNAMED).rename(folder / _LOCK)
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,22 @@ def test_a_child_that_cannot_start_says_why() -> None:
         dead = wait_until(children.first_dead, 30)
     assert dead
     assert dead.startswith("master ended with 2: mooncake-store: port: '-1' (--port)")
+
+
+def test_a_line_is_found_while_more_are_written() -> None:
+    with Children(lambda _name, _line: None) as children:
+        child = children.start("version", ["--version"])
+        assert wait_until(child.ended, 30)
+
+        class Line(str):
+            __slots__ = ()
+
+            def startswith(self, *words: Any) -> bool:  # noqa: ANN401 - of any str
+                child.lines.append("a line that comes at this very moment")
+                return super().startswith(*words)
+
+        child.lines.extend([Line("one"), Line("two")])
+        assert child.first_line("two") == "two"
 
 
 def test_leaving_the_block_ends_the_children() -> None:

@@ -74,7 +74,7 @@ def test_fr018_a_frozen_peer_is_noticed_and_used_again_when_it_thaws(
 ) -> None:
     cluster = start(1)
     with Client(cluster.address, transport="tcp", deadline_s=1.0) as client:
-        client.put("k", b"value")
+        client.put("k", b"value", deadline_s=20.0)
         peer = cluster.master if who == "master" else cluster.nodes[0]
         peer.pause()
         try:
@@ -95,8 +95,8 @@ def test_fr023_another_process_on_a_known_port_is_no_node(start: Start) -> None:
     cluster = start(1)
     other = start(1)
     with Client(cluster.address, transport="tcp", deadline_s=2.0) as client:
-        client.put("k", b"value")
-        assert client.get("k") == b"value"
+        client.put("k", b"value", deadline_s=20.0)
+        assert client.get("k", deadline_s=20.0) == b"value"
         node = cluster.nodes[0]
         port = node.port
         node.kill()
@@ -313,7 +313,7 @@ def test_who_has_no_descriptor_left_says_nothing_about_the_nodes(start: Start) -
         import resource, sys
         from mooncake_client import Client, StoreError
         with Client(sys.argv[1], transport="tcp", deadline_s=1.0) as client:
-            client.exists("warm")
+            client.exists("warm", deadline_s=20.0)
             _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
             try:
@@ -321,7 +321,8 @@ def test_who_has_no_descriptor_left_says_nothing_about_the_nodes(start: Start) -
             except StoreError as error:
                 print(error)
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            print(client.get("k"), sorted(client.statistics().transfer_failures))
+            value = client.get("k", deadline_s=20.0)
+            print(value, sorted(client.statistics().transfer_failures))
     """
     with Client(cluster.address, transport="tcp") as other:
         other.put("k", b"value", replicas=2)
