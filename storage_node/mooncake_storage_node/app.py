@@ -124,17 +124,19 @@ class StorageNode:
             self.local = LocalServer(self.folder.socket_path, self.folder.node_id, self.pool)
             undo.pop_all()
         self.membership = Membership(
-            Masters(settings.master_addresses()), self.obedience, self._introduction, self._load
+            Masters(settings.master_addresses()),
+            self.obedience,
+            self._introduction,
+            self._load,
+            self._is_news,
         )
         self.reports = DropReports(self.membership)
         self.stores.on_dropped = self.reports.add
         self.scrubber = Scrubber(
             list(segments.values()), settings.scrub_rate, self.reports.add, self.stores.all_open
         )
-        self.stores.on_change = self._stores_changed
+        self.stores.on_change = self.membership.look
         self._stopping = threading.Event()
-        self._registered: tuple[SegmentRecord, ...] = ()
-        self._replaced: tuple[int, ...] = ()
         self._populating = threading.Thread(target=self._populate, name="populate", daemon=True)
 
     def start(self) -> None:
@@ -245,8 +247,6 @@ class StorageNode:
     def _introduction(self, link: MasterLink) -> Register:
         address = self._advertised(link.own_host)
         segment = self.pool.segment
-        self._registered = self.stores.records()
-        self._replaced = self.stores.replaced()
         return Register(
             name=self.folder.name,
             node_id=self.folder.node_id,
@@ -254,13 +254,13 @@ class StorageNode:
             port=address.port,
             local_path=str(self.folder.socket_path),
             labels=self.settings.label_map(),
-            segments=(SegmentRecord(segment.incarnation, segment.bytes), *self._registered),
+            segments=(SegmentRecord(segment.incarnation, segment.bytes), *self.stores.records()),
             term=max(self.obedience.term, self.stores.term()),
             landed=sum(1 for _ in landed(segment)) + self.stores.entries(),
             epochs=self._epochs(),
             fellows=self.obedience.notebook.fellows,
             notes=len(self.obedience.notebook),
-            replaced=self._replaced,
+            replaced=self.stores.replaced(),
         )
 
     def _epochs(self) -> dict[int, int]:
@@ -271,11 +271,9 @@ class StorageNode:
                 found[slot] = max(epoch, found.get(slot, 0))
         return found
 
-    def _stores_changed(self) -> None:
-        """Register again where the master does not know what there is now."""
-        said = (self._registered, self._replaced)
-        if (self.stores.records(), self.stores.replaced()) != said:
-            self.membership.register_anew()
+    def _is_news(self, said: Register) -> bool:
+        """Return whether the stores are others than the master was told."""
+        return (self.stores.records(), self.stores.replaced()) != (said.segments[1:], said.replaced)
 
     def _advertised(self, own_host: str) -> Address:
         port = self.bound[0].port

@@ -77,6 +77,10 @@ HEARTBEAT_S_FIRST: Final = 0.2
 MASTER_PORT: Final = 50051
 
 
+Member = tuple[Register, Registered, "Address"]
+"""What this node said, what a master answered, and where that one is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """What a heartbeat says of the node's work."""
@@ -101,6 +105,7 @@ class Membership:
         obedience: Obedience,
         register: Callable[[MasterLink], Register],
         load: Callable[[], Load],
+        is_news: Callable[[Register], bool],
     ) -> None:
         """Prepare; ``start`` begins.
 
@@ -109,21 +114,23 @@ class Membership:
             obedience: Performs their orders.
             register: Makes the message that introduces this node over a link.
             load: Says what a heartbeat reports.
+            is_news: Whether what this node has is another than such a message says.
         """
         self.registrations = 0
         self._masters = masters
         self._obedience = obedience
         self._register = register
         self._load = load
+        self._is_news = is_news
         self._stopping = threading.Event()
         self._joined = threading.Condition()
-        self._member: tuple[Register, Registered, Address] | None = None
+        self._member: Member | None = None
         self._standby_s = float("-inf")
         self._said: set[str] = set()
         self._link: MasterLink | None = None
         self._former: MasterLink | None = None
         """The connection before, until the next one has taken its place: nothing counts as away."""
-        self._anew = threading.Event()
+        self._changed = threading.Event()
         self._pulse: MasterLink | None = None
         self._control_thread = threading.Thread(target=self._keep, name="control", daemon=True)
         self._pulse_thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -222,7 +229,6 @@ class Membership:
         try:
             address = self._masters.next()
             self._link = link = MasterLink(address, "control", self._patience())
-            self._anew.clear()
             register = self._register(link)
             answer = link.ask(register, Deadline(CONNECT_S))
             if not isinstance(answer, Registered):
@@ -231,7 +237,7 @@ class Membership:
             self._obedience.set_epochs(answer.epochs)
             self._announce(register, answer, link, address)
             self._leave()
-            while not (self._stopping.is_set() or self._anew.is_set()):
+            while not (self._stopping.is_set() or self._is_outdated(register)):
                 frame = link.receive(ANEW_S)
                 if frame is not None and not frame.flags & REPLY:
                     self._obey(link, frame)
@@ -242,6 +248,17 @@ class Membership:
             if not goes_on:
                 self._member = None
                 self._leave()
+
+    def _is_outdated(self, register: Register) -> bool:
+        """Return whether this node has another than it was registered with.
+
+        Looked at by the thread that registers: whoever changes something may be told of it while
+        that is being registered, or long after.
+        """
+        if not self._changed.is_set():
+            return False
+        self._changed.clear()
+        return self._is_news(register)
 
     def _leave(self) -> None:
         """Close the connection before, if there is one."""
@@ -303,34 +320,34 @@ class Membership:
                 with self._joined:
                     self._joined.wait_for(self._may_beat, HEARTBEAT_S_FIRST)
                 continue
-            register, registered, address = member
+            _, registered, address = member
             try:
-                self._beat_for(register, registered, address)
+                self._beat_for(member)
             except StoreError as error:
                 logger.debug("a heartbeat failed: %s", error)
                 if self._masters.are_many and self._member is member:
                     # It may be gone without a word: see whether another one leads by now.
                     if isinstance(error, DeadlineExceeded):
                         self._masters.silent(address)
-                    self.register_again()
+                    self._give_up(member)
                 self._stopping.wait(registered.heartbeat_s)
 
     def _may_beat(self) -> bool:
         return self._member is not None or self._stopping.is_set()
 
-    def _beat_for(self, register: Register, registered: Registered, address: Address) -> None:
+    def _beat_for(self, member: Member) -> None:
         """Send heartbeats for one membership until it ends.
 
         Raises:
             StoreError: The connection failed.
         """
+        register, registered, address = member
         period_s = registered.heartbeat_s
         pulse = MasterLink(address, "heartbeat", self._patience())
         self._pulse = pulse
         try:
             while not self._stopping.is_set():
-                member = self._member
-                if member is None or member[1] is not registered:
+                if self._member is not member:
                     return
                 load = self._load()
                 beat = Heartbeat(
@@ -345,23 +362,29 @@ class Membership:
                 )
                 answer = pulse.ask(beat, Deadline(max(1.0, 3 * period_s)))
                 if isinstance(answer, HeartbeatReply) and not answer.known:
-                    self.register_again()
+                    self._give_up(member)
                     return
                 self._stopping.wait(period_s)
         finally:
             self._pulse = None
             pulse.close()
 
-    def register_anew(self) -> None:
-        """What this node has is another than the master was told: tell it, over a new connection.
+    def look(self) -> None:
+        """What this node has may be another: if so tell the master, over a new connection.
 
         What it was told before holds until then.
         """
-        self._anew.set()
+        self._changed.set()
 
-    def register_again(self) -> None:
-        """The master does not know what we are: end the control connection, to start it anew."""
-        link = self._link
-        self._member = None
+    def _give_up(self, member: Member) -> None:
+        """The master does not know what we are: end the control connection, to start it anew.
+
+        Unless that was said of a membership which is over, and the next one has begun.
+        """
+        with self._joined:
+            if self._member is not member:
+                return
+            self._member = None
+            link = self._link
         if link is not None:
             link.abort()

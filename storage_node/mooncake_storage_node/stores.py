@@ -94,7 +94,6 @@ class Stores:
         self._known = {name: known[name] for name in names & known.keys()}
         self._gone = dict.fromkeys(gone)
         """Incarnations that are gone for good, in the order in which that was heard of."""
-        self._by_incarnation: dict[int, Store] = {}
         self._epochs: dict[int, int] = {}
         self._lock = threading.Lock()
         self._closing = False
@@ -169,14 +168,16 @@ class Stores:
     # --- finding --------------------------------------------------------------------------------
 
     def find(self, incarnation: int) -> Store | None:
-        """Return the open store of that incarnation."""
-        found = self._by_incarnation.get(incarnation)
-        # Its directory may just have become another's, of which the index was not told yet.
-        return found if found is not None and found.incarnation == incarnation else None
+        """Return the store of that incarnation; of two, as a directory moved, the open one.
+
+        Stores are asked: what a directory holds is another before the news of it has arrived.
+        """
+        found = [store for store in self.all_open() if store.incarnation == incarnation != 0]
+        return max(found, key=lambda store: store.is_open, default=None)
 
     def owns(self, incarnation: int) -> bool:
         """Return whether a store has, or had when it was last open, that incarnation."""
-        return incarnation in self._by_incarnation or incarnation in self._known.values()
+        return self.find(incarnation) is not None or incarnation in self._known.values()
 
     def all_open(self) -> list[Store]:
         """Return those that were opened."""
@@ -264,7 +265,6 @@ class Stores:
     def _changed(self, store: Store) -> None:
         """Take the news that a store's state or incarnation may be another."""
         with self._lock:
-            self._by_incarnation = self._index()
             if store.incarnation:
                 name = str(store.directory)
                 new = [number for number in store.replaced if number not in self._gone]
@@ -275,14 +275,6 @@ class Stores:
                         del self._gone[number]
                     _write_known(self._file, self._known, list(self._gone))
         self.on_change()
-
-    def _index(self) -> dict[int, Store]:
-        """Return {incarnation: store}; of two that had it, as a directory moved, the open one."""
-        found: dict[int, Store] = {}
-        for store in sorted(self.all_open(), key=lambda store: store.is_open):
-            found[store.incarnation] = store
-        found.pop(0, None)
-        return found
 
     def _dropped(self, slot: _Slot, dropped: Sequence[Dropped], early: list[Dropped]) -> None:
         """Pass on what a store gave up; keep it while the store is still being opened."""

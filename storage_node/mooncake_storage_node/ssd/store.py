@@ -74,7 +74,10 @@ class Store:
         self._closing = threading.Event()
         self._incarnation = 0
         self._replaced: tuple[int, ...] = ()
-        self._shown = (State.CLOSED, "")
+        self._openings = 0
+        self._told = (State.CLOSED, "", 0)
+        """Of what state others were told last, and of which opening: one that comes soon after the
+        end of the one before may leave the state as it was."""
         self._threads = [
             threading.Thread(target=self._watch, name="ssd watch", daemon=True),
             threading.Thread(target=self._supervise, name="ssd supervise", daemon=True),
@@ -461,27 +464,29 @@ class Store:
             self._memory.removed.clear()
             self._replaced = volume.form.replaced
             self._incarnation = volume.form.identity.incarnation
+            # What was asked while the directory was being opened, before anybody reads there.
+            volume.set_epochs(late_epochs)
+            volume.remove(late_removed)
             if not self._closing.is_set():
                 self._volume = volume
-        # What was asked while the directory was being opened.
-        volume.set_epochs(late_epochs)
-        volume.remove(late_removed)
+                self._openings += 1
         if self._volume is not volume:
             volume.close("the store is being closed", 0.0)
 
     def _watch(self) -> None:
         """Keep deadlines, and tell what has changed."""
         while not self._closing.wait(WATCH_S):
-            volume = self._volume
+            volume, openings = self._volume, self._openings
             if volume is not None:
                 volume.watch()
-            shown = self.state()
-            if shown != self._shown:
+            state, reason = self.state()
+            if (state, reason) != self._told[:2]:
                 _log.log(
-                    logging.INFO if shown[0] is State.READY else logging.WARNING,
-                    "the store in %s is %s: %s", self.directory, shown[0].value, shown[1] or "fine",
+                    logging.INFO if state is State.READY else logging.WARNING,
+                    "the store in %s is %s: %s", self.directory, state.value, reason or "fine",
                 )  # fmt: skip
-                self._shown = shown
+            if (state, reason, openings) != self._told:
+                self._told = (state, reason, openings)
                 self._on_change(self)
 
     def _supervise(self) -> None:

@@ -51,6 +51,8 @@ class FakeMaster:
         self.reports_refused = 0
         self._nodes: list[_Peer] = []
         self._peers: list[_Peer] = []
+        self._lock = threading.Lock()
+        self._closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # Below the ports of outgoing connections: of a master that is away, none is taken, and no
         # node that looks for it meets itself.
@@ -74,8 +76,15 @@ class FakeMaster:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for peer in self._peers:
+        with self._lock:
+            self._closed = True  # One that is being accepted ends, too.
+            peers = list(self._peers)
+        for peer in peers:
             peer.close()
+
+    def leave_last(self) -> None:
+        """End the control connection of the node that registered last."""
+        self._nodes[-1].close()
 
     @property
     def connected(self) -> int:
@@ -87,11 +96,29 @@ class FakeMaster:
         wait_until(lambda: len(self.registers) >= count, deadline_s, what="a node registers")
         return self.registers[count - 1]
 
+    def wait_registered_with_stores(self, *, replaced: bool = False) -> control.Register:
+        """Wait until a node registers its disks as well, which it may open late; return that.
+
+        Args:
+            replaced: Wait until it also says which stores are gone.
+        """
+
+        def found() -> list[control.Register]:
+            registers = [each for each in self.registers if len(each.segments) > 1]
+            return [each for each in registers if each.replaced or not replaced]
+
+        return wait_until(found, 60.0, what="a node registers with its disks")[0]
+
+    def forget(self) -> None:
+        """Forget what registered, once all nodes have gone: the next one is the first again."""
+        wait_until(lambda: not self.connected, 30.0, what="the nodes have gone")
+        self.registers.clear()
+
     def order(
         self,
         message: control.Message,
         reply: type[M],
-        deadline_s: float = 10.0,
+        deadline_s: float = 30.0,
         *,
         named_s: float = 0.0,
     ) -> M:
@@ -114,7 +141,7 @@ class FakeMaster:
     def order_all(self, *messages: control.Message) -> list[control.Message]:
         """Give orders one right after the other; return their answers."""
         peer = self._nodes[-1]
-        return [peer.wait(number, 20.0) for number in [peer.send(each) for each in messages]]
+        return [peer.wait(number, 30.0) for number in [peer.send(each) for each in messages]]
 
     def keep_busy(
         self, orders: list[control.Message], until: Callable[[], bool], deadline_s: float
@@ -130,13 +157,18 @@ class FakeMaster:
         while len(answers) < len(orders) or not until():
             assert deadline.left_s() > 0, "the node is busy, and does nothing else"
             under_way.append(peer.send(orders[(len(answers) + 1) % len(orders)]))
-            answers.append(peer.wait(under_way.popleft(), 20.0))
-        answers.append(peer.wait(under_way.popleft(), 20.0))
+            answers.append(peer.wait(under_way.popleft(), 30.0))
+        answers.append(peer.wait(under_way.popleft(), 30.0))
         return answers
 
     def free(self, *items: control.FreeItem, term: int = 0) -> bytes:
         """Tell the node to free extents; return its answers."""
         return self.order(control.FreeExtents(term or self.term, list(items)), control.Freed).freed
+
+    def registered(self, peer: _Peer, message: control.Register) -> None:
+        """Take it that a node was told that it is registered: it reads orders from now on."""
+        self._nodes.append(peer)
+        self.registers.append(message)
 
     def _accept(self) -> None:
         while True:
@@ -145,16 +177,20 @@ class FakeMaster:
             except OSError:
                 return
             peer = _Peer(self, sock)
-            self._peers.append(peer)
+            with self._lock:
+                self._peers.append(peer)
+                closed = self._closed
+            if closed:
+                peer.close()
+                return
             threading.Thread(target=peer.serve, daemon=True).start()
 
-    def handle(self, peer: _Peer, message: control.Message) -> control.Message:
+    def handle(self, message: control.Message) -> control.Message:
         """Answer a request of a node."""
         if isinstance(message, control.Hello):
             return control.Welcome(message.protocol, "fake", self.term, "fake", 5.0, 10.0)
         if isinstance(message, control.Register):
             self.beside.append(bool(self._nodes) and not self._nodes[-1].has_ended)
-            self._nodes.append(peer)
             return control.Registered(0, self.term, 0.1, self.epochs)
         if isinstance(message, control.Drain):  # the node stops; nobody else needs what it has
             return control.DrainStatus(message.node, "drained")
@@ -177,6 +213,7 @@ class _Peer:
         self._answers: dict[int, control.Message | StoreError] = {}
         self._answered = threading.Condition()
         self._request_id = 0
+        self._sending = threading.Lock()
         self.has_ended = False
 
     def close(self) -> None:
@@ -185,14 +222,14 @@ class _Peer:
         self._socket.close()
 
     def send(self, message: control.Message, named_s: float = 0.0) -> int:
-        self._request_id += 1
-        kind = control.KINDS[type(message)]
-        self._socket.sendall(
-            frames.encode_frame(
-                kind, message, request_id=self._request_id, deadline_ms=int(named_s * 1000)
+        kind, deadline_ms = control.KINDS[type(message)], int(named_s * 1000)
+        with self._sending:  # Several threads of a test give orders.
+            self._request_id += 1
+            number = self._request_id
+            self._socket.sendall(
+                frames.encode_frame(kind, message, request_id=number, deadline_ms=deadline_ms)
             )
-        )
-        return self._request_id
+        return number
 
     def wait(self, number: int, deadline_s: float) -> control.Message:
         with self._answered:
@@ -229,11 +266,11 @@ class _Peer:
             refusal = Overloaded("not now")
             self._socket.sendall(frames.encode_error(refusal, frame.kind, frame.request_id))
             return
-        answer = self._master.handle(self, message)
+        answer = self._master.handle(message)
         if self._master.silent and isinstance(message, control.Heartbeat):
             return
         self._socket.sendall(
             frames.encode_frame(frame.kind, answer, request_id=frame.request_id, flags=frames.REPLY)
         )
         if isinstance(message, control.Register):
-            self._master.registers.append(message)
+            self._master.registered(self, message)

@@ -21,7 +21,7 @@ def main() -> None:
     order = json.loads(sys.argv[1])
     thing = make_thing(order["incarnation"], order["offset"], order["size"], term=order["term"])
     path = ShmDataPath.connect(
-        order["local_path"], node_id=order["node_id"], node="n", deadline=Deadline(5)
+        order["local_path"], node_id=order["node_id"], node="n", deadline=Deadline(30)
     )
     task = thing.write_task()
     steps = path.writing([task], Deadline(60))

@@ -68,7 +68,7 @@ def make_thing(
 
 def put(path: DataPath, *things: Thing) -> None:
     tasks = [thing.write_task() for thing in things]
-    path.write(tasks, Deadline(10))
+    path.write(tasks, Deadline(30))
     for task in tasks:
         if task.error is not None:
             raise task.error
@@ -76,7 +76,7 @@ def put(path: DataPath, *things: Thing) -> None:
 
 def get(path: DataPath, thing: Thing) -> bytes:
     task = thing.read_task()
-    path.read([task], Deadline(10))
+    path.read([task], Deadline(30))
     if task.error is not None:
         raise task.error
     return bytes(task.targets[0])
@@ -88,13 +88,13 @@ def tcp_of(register: Register) -> TcpDataPath:
 
 def shm_of(register: Register) -> ShmDataPath:
     return ShmDataPath.connect(
-        register.local_path, node_id=register.node_id, node=register.name, deadline=Deadline(5)
+        register.local_path, node_id=register.node_id, node=register.name, deadline=Deadline(30)
     )
 
 
 def greeted_socket(register: Register) -> socket.socket:
     """Return a raw data connection past its greeting."""
-    sock = socket.create_connection((register.host, register.port), timeout=10)
+    sock = socket.create_connection((register.host, register.port), timeout=30)
     sock.sendall(encode_greeting(Greeting(1, register.node_id, 0), 1, reply=False))
     assert len(receive(sock, DATA_HEADER_BYTES + GREETING_BYTES)) > 0
     return sock

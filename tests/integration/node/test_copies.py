@@ -70,13 +70,13 @@ class Pair:
 
     def copy(self, *items: control.CopyItem, term: int = 0) -> list[control.CopyResult]:
         order = control.CopyExtents(term or self.master.term, list(items))
-        return self.master.order(order, control.Copied, 30.0).items
+        return self.master.order(order, control.Copied, 60.0).items
 
     def read(self, item: control.CopyItem, thing: Thing, path: DataPath) -> bytes:
         """Read a copy as a client does that the master told of it."""
         task = replace(thing.read_task(), incarnation=item.incarnation, offset=item.offset)
         task.attempt = item.attempt
-        path.read([task], Deadline(10))
+        path.read([task], Deadline(30))
         if task.error is not None:
             raise task.error
         return bytes(task.targets[0])
@@ -148,7 +148,7 @@ def test_orders_with_numbers_of_no_extent_end_no_thread(pair: Pair, here: bool) 
             values = {each: getattr(order, each) for each in order.__struct_fields__}
             master = pair.source_master if here else pair.master
             message = control.CopyExtents(1, [control.CopyItem(**{**values, name: number})])
-            (result,) = master.order(message, control.Copied, 30.0).items
+            (result,) = master.order(message, control.Copied, 60.0).items
             assert result.code or (here and name == "source_port"), (name, number)
     item = pair.item(thing, 8 * MIB)
     assert pair.copy(item)[0].code == ""
@@ -224,7 +224,7 @@ def start_copy(pair: Pair, *items: control.CopyItem) -> Callable[[], list[contro
     thread.start()
 
     def wait() -> list[control.CopyResult]:
-        thread.join(30)
+        thread.join(60)
         assert answers, "the order was not answered"
         answer = answers[0]
         if isinstance(answer, Exception):

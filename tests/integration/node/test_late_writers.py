@@ -206,7 +206,7 @@ class SlowWrite:
 def test_a_write_over_tcp_is_cut_off_before_its_extent_is_free(
     master: FakeMaster, start_node: Start, sent: int
 ) -> None:
-    node = start_node()
+    node = start_node(stall_timeout_s=60.0)
     register = master.wait_registered()
     old = make_thing(register.segments[0].incarnation, 8 * MIB, 4 * MIB, key="old")
     slow = SlowWrite(register, old, sent)
@@ -228,7 +228,7 @@ def test_a_write_over_tcp_is_cut_off_before_its_extent_is_free(
 def test_a_new_reign_cuts_off_the_writes_of_the_old_one(
     master: FakeMaster, start_node: Start
 ) -> None:
-    node = start_node()
+    node = start_node(stall_timeout_s=60.0)
     register = master.wait_registered()
     old = make_thing(register.segments[0].incarnation, 0, MIB)
     slow = SlowWrite(register, old, MIB // 2)
@@ -392,7 +392,7 @@ def test_a_path_that_is_closed_during_a_write_keeps_the_write_declared(
     thing = make_thing(register.segments[0].incarnation, 0, 4 * MIB)
     shm = shm_of(register)
     task = thing.write_task()
-    steps = shm.writing([task], Deadline(10))
+    steps = shm.writing([task], Deadline(30))
     next(steps)
     shm.close()
     assert master.free(thing.item) == b"\0"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
+from mooncake_storage_node.stores import Stores
 from mooncake_store.errors import InvalidArgument, StaleExtent
 from mooncake_store.testing import free_port, wait_until
 from mooncake_store.transport import TcpDataPath
@@ -16,6 +18,7 @@ from .support import MIB, get, make_thing, put, tcp_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from mooncake_storage_node.app import StorageNode
 
@@ -99,6 +102,58 @@ def test_a_node_that_its_master_does_not_know_registers_again(
     master.known = True
     count = len(master.beats)
     wait_until(lambda: len(master.beats) > count + 2, 20)
+
+
+def test_what_was_said_of_a_membership_that_is_over_does_not_end_the_next_one(
+    start_node: Start,
+) -> None:
+    """The master lost the node, and it is back before the answer to its last heartbeat arrives."""
+    with ForgetfulMaster() as master:
+        start_node(master=(f"127.0.0.1:{master.port}",))
+        master.wait_registered(2)
+        wait_until(lambda: master.answered, 30, what="it hears that it is not known")
+        count = len(master.beats)
+        wait_until(lambda: len(master.beats) > count + 5, 30)
+        assert len(master.registers) == 2
+
+
+class ForgetfulMaster(FakeMaster):
+    """Takes the first heartbeat, lets the node register again, and answers that it is unknown."""
+
+    answered = False
+
+    def handle(self, message: control.Message) -> control.Message:
+        answer = super().handle(message)
+        if not isinstance(message, control.Heartbeat) or len(self.beats) > 1:
+            return answer
+        self.leave_last()
+        self.wait_registered(2)
+        self.answered = True
+        return control.HeartbeatReply(self.term, known=False)
+
+
+def test_news_that_comes_while_it_is_being_registered_is_not_registered_again(
+    start_node: Start, master: FakeMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Orders that are on their way over the connection before would be lost with it."""
+    records = Stores.records
+    told: list[Stores] = []
+
+    def records_and_news(stores: Stores) -> tuple[control.SegmentRecord, ...]:
+        found = records(stores)
+        if not told and threading.current_thread().name == "control":
+            told.append(stores)
+            stores.on_change()
+        return found
+
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr(Stores, "records", records_and_news)
+    start_node(ssd=(f"{tmp_path / 'disk'}:32MiB",))
+    master.wait_registered_with_stores()
+    count = len(master.beats)
+    wait_until(lambda: len(master.beats) > count + 5, 30)
+    assert told
+    assert len(master.registers) == 1
 
 
 def test_heartbeats_go_on_while_the_node_works(master: FakeMaster, start_node: Start) -> None:

@@ -49,10 +49,7 @@ class Rig:
         self.directory = directory
         self.node = start(ssd=(f"{directory}:{size}",), **options)
         self.master = master
-        # With its store, which it may have opened late.
-        self.register = wait_until(
-            lambda: [each for each in master.registers if len(each.segments) > 1], 60
-        )[0]
+        self.register = master.wait_registered_with_stores()
         self.number = NEW_NUMBER
 
     @property
@@ -221,7 +218,7 @@ def test_another_node_takes_an_extent_straight_to_its_disk(
     thing = rig.thing(2_500_000)
     with FakeMaster() as second:
         start_node(name="other", master=(f"127.0.0.1:{second.port}",), ssd=(f"{directory}:64MiB",))
-        there = second.wait_registered()
+        there = second.wait_registered_with_stores()
         item = control.CopyItem(
             rig.register.node_id, rig.register.host, rig.register.port, rig.dram, thing.offset, 0,
             thing.identity.version, thing.bytes, there.segments[1].incarnation, -1, NEW_NUMBER,
@@ -274,8 +271,8 @@ def test_reports_are_repeated_until_a_master_takes_them(rig: Rig) -> None:
     wait_until(lambda: rig.master.reports_refused > 1, 20, what="reports are tried again")
     rig.master.refuse_reports = False
     wait_until(lambda: rig.master.dropped, 20, what="it is reported")
+    wait_until(lambda: not len(rig.node.reports), 20, what="the node has the confirmation")
     assert rig.master.dropped == [item]
-    assert not len(rig.node.reports)
 
 
 def test_a_missing_directory_costs_the_tier_only_and_comes_back(
@@ -322,7 +319,7 @@ def test_a_killed_node_comes_back_with_its_disk(
 ) -> None:
     """FR-011, on a whole node."""
     node = start_process("n", ssd=f"{disk}:64MiB")
-    register = master.wait_registered()
+    register = master.wait_registered_with_stores()
     memory, store = (segment.incarnation for segment in register.segments)
     things = [make_thing(memory, n * MIB, 200_000, key=f"k{n}") for n in range(8)]
     with tcp_of(register) as path:
@@ -334,8 +331,9 @@ def test_a_killed_node_comes_back_with_its_disk(
     ]  # fmt: skip
     copied = master.order(control.CopyExtents(1, items), control.Copied, 30.0).items
     node.kill()
+    master.forget()
     node.start()
-    again = master.wait_registered(2)
+    again = master.wait_registered()
     assert [segment.incarnation for segment in again.segments] == [memory, store]
     assert again.landed == 16
     page = master.order(control.ListDirectory(1, store), control.DirectoryPage)
@@ -416,6 +414,6 @@ def test_a_folder_that_takes_no_record_of_the_stores_costs_no_store(
     stores.open()
     try:
         wait_until(lambda: len(stores.records()) == 1, 20, what="the store")
-        assert "was not recorded" in caplog.text
+        wait_until(lambda: "was not recorded" in caplog.text, 20, what="it is said")
     finally:
         stores.close(5.0)

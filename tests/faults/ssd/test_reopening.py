@@ -1,0 +1,86 @@
+"""A store that is opened again while others use it: what they see between two of its steps."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mooncake_storage_node.ssd import State
+from mooncake_storage_node.ssd.volume import Volume
+from mooncake_store.errors import Overloaded, StoreError
+from mooncake_store.limits import KIB
+from mooncake_store.testing import wait_until
+from tests.faults.ssd.handling import WAIT_S, await_state, fill, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from mooncake_storage_node.ssd import Store
+
+
+def test_another_store_is_news_although_nobody_looked_while_it_was_opened(tmp_path: Path) -> None:
+    """Who looks for news may get no processor for so long that the state is as it was."""
+    place = tmp_path / "mount"
+    place.mkdir()
+    looks, goes_on = threading.Event(), threading.Event()
+    news: list[int] = []
+
+    def take(store: Store) -> None:
+        looks.set()
+        goes_on.wait(WAIT_S)
+        news.append(store.incarnation)
+
+    with opened(place, on_change=take) as store:
+        try:
+            assert looks.wait(WAIT_S)
+            before = store.incarnation
+            shutil.rmtree(place)
+            place.mkdir()
+            wait_until(lambda: store.incarnation != before, WAIT_S, what="it is another")
+            await_state(store, State.READY)
+        finally:
+            goes_on.set()
+        wait_until(lambda: len(news) > 1, WAIT_S, what="its opening is news")
+        assert news[1] == store.incarnation
+
+
+def test_what_was_cleared_while_its_store_was_opened_is_never_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clearing was confirmed: the store had refused to be read until then."""
+    place, away = tmp_path / "mount", tmp_path / "away"
+    place.mkdir()
+    start, set_epochs = Volume.start, Volume.set_epochs
+    seen: list[str] = []
+    with opened(place) as store:
+        fill(store, [1], 64 * KIB, slot=1, epoch=1)
+        location = store.find(1)
+
+        def start_late(volume: Volume) -> None:
+            start(volume)
+            with pytest.raises(Overloaded):
+                store.set_epochs({1: 2})
+
+        def read_before(volume: Volume, epochs: Mapping[int, int]) -> Future[None]:
+            try:
+                store.size_of(location, 1)
+            except StoreError as error:
+                seen.append(error.code)
+            else:
+                seen.append("it is readable")
+            return set_epochs(volume, epochs)
+
+        monkeypatch.setattr(Volume, "start", start_late)
+        monkeypatch.setattr(Volume, "set_epochs", read_before)
+        place.rename(away)
+        await_state(store, State.DEGRADED)
+        away.rename(place)
+        await_state(store, State.READY)
+        assert seen == [Overloaded.code]
+        with pytest.raises(StoreError, match="not on this disk"):
+            store.size_of(location, 1)
