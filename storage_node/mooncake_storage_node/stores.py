@@ -140,13 +140,12 @@ class Stores:
             self.on_change()
             return
         with self._lock:
-            slot.store = store
             closing = self._closing
-            epochs = dict(self._epochs)
+            if self._epochs and not closing:
+                _tell(store, self._epochs)  # Before anybody finds it and reads there.
+            slot.store = store
         if closing:
             store.close(0.0)
-        elif epochs:
-            _tell(store, epochs)
         self._changed(store)
         self._dropped(slot, [], drops)
         slot.opened.set()

@@ -17,7 +17,7 @@ import sys, time
 from tests.stopwatch import Stopwatch
 watch = Stopwatch()
 print("begun", flush=True)
-time.sleep(0.5)
+sys.stdin.readline()
 print(watch.spent_s(), flush=True)
 """
 
@@ -32,11 +32,13 @@ def test_that_everything_stood_still_is_not_counted() -> None:
     """A process and its metronome are stopped together, in the middle of a call."""
     with subprocess.Popen(  # noqa: S603 - own interpreter
         [sys.executable, "-c", CALLING],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[2],
         start_new_session=True,
     ) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         os.killpg(process.pid, signal.SIGSTOP)
@@ -44,6 +46,8 @@ def test_that_everything_stood_still_is_not_counted() -> None:
         until_s = time.monotonic() + HALT_S
         wait_until(lambda: time.monotonic() > until_s, 10 * HALT_S)
         os.killpg(process.pid, signal.SIGCONT)
+        process.stdin.write("\n")
+        process.stdin.flush()
         spent_s = float(process.stdout.readline())
     assert spent_s < HALT_S
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mooncake_storage_node.settings import NodeSettings
-from mooncake_storage_node.ssd import Admission, Options
+from mooncake_storage_node.ssd import Admission, Options, Store
 from mooncake_storage_node.stores import StorePlan, Stores
 from mooncake_store.deadline import Deadline
 from mooncake_store.errors import ConfigError, InvalidArgument
@@ -25,6 +25,7 @@ from .support import MIB, Thing, make_thing, put, tcp_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from mooncake_storage_node.app import StorageNode
 
@@ -244,6 +245,28 @@ def test_a_raised_epoch_clears_the_disk_too(rig: Rig) -> None:
     rig.demote(rig.thing(1000))
     rig.master.order(control.SetEpochs(1, {0: 2}), control.Done)
     assert rig.listed() == []
+
+
+def test_a_store_knows_what_was_cleared_while_it_was_opened_before_it_is_found(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = Stores([StorePlan(disk, 64 * MIB)], Options(), tmp_path)
+    stores.set_epochs({0: 2})
+    set_epochs = Store.set_epochs
+    found: list[Store | None] = []
+
+    def find_before(store: Store, epochs: dict[int, int]) -> Future[None]:
+        found.append(stores.find(store.incarnation))
+        return set_epochs(store, epochs)
+
+    monkeypatch.setattr(Store, "set_epochs", find_before)
+    stores.open()
+    try:
+        wait_until(lambda: len(stores.records()) == 1, 30, what="the store")
+        assert found == [None]
+        assert stores.all_open()[0].epochs() == {0: 2}
+    finally:
+        stores.close(5.0)
 
 
 def test_what_the_disk_evicts_is_reported(rig: Rig) -> None:
