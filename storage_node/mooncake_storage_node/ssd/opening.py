@@ -360,7 +360,7 @@ class _Opening:
         kept = records.unpack_wear(metas.get(records.WEAR_KEY))
         ledger.wear = Wear(budget, time.time(), kept)
         ledger.raise_epochs(records.unpack_epochs(metas.get(records.EPOCHS_KEY)))
-        ledger.raise_epochs(self._memory.epochs)
+        ledger.raise_epochs(dict(self._memory.epochs))  # A copy: others are raised meanwhile.
         sequences = recovery.order(metas)
         recovery.check_headers()
         surplus = recovery.shrink(geometry.region_count)

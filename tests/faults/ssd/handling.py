@@ -78,12 +78,15 @@ def outcomes(store: Store, data: dict[int, bytes]) -> dict[int, str]:
 
 def await_state(store: Store, state: State, contains: str = "") -> str:
     """Wait until the store is in a state for a reason; return the reason."""
-    wait_until(
-        lambda: store.state()[0] is state and contains in store.state()[1],
-        WAIT_S,
-        what=f"the store becomes {state.value}",
-    )
-    return store.state()[1]
+    seen = store.state()
+
+    def is_so() -> bool:
+        nonlocal seen
+        seen = store.state()
+        return seen[0] is state and contains in seen[1]
+
+    wait_until(is_so, WAIT_S, what=f"the store becomes {state.value}")
+    return seen[1]
 
 
 def check_counts(found: Statistics) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from mooncake_storage_node.ssd import State
+from mooncake_storage_node.ssd.ledger import Ledger
 from mooncake_storage_node.ssd.volume import Volume
 from mooncake_store.errors import Overloaded, StoreError
 from mooncake_store.limits import KIB
@@ -84,3 +86,33 @@ def test_what_was_cleared_while_its_store_was_opened_is_never_read(
         assert seen == [Overloaded.code]
         with pytest.raises(StoreError, match="not on this disk"):
             store.size_of(location, 1)
+
+
+def test_epochs_that_are_raised_while_its_store_is_opened_do_not_end_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever opens it takes up those that the store remembers, and more come in the middle."""
+    place, away = tmp_path / "mount", tmp_path / "away"
+    place.mkdir()
+    raise_epochs = Ledger.raise_epochs
+    raised: list[int] = []
+    with opened(place) as store:
+
+        def raise_slowly(ledger: Ledger, epochs: Mapping[int, int]) -> bool:
+            for slot in epochs:
+                if slot == 7 and not raised:
+                    raised.append(slot)
+                    with suppress(Overloaded):
+                        store.set_epochs({8: 4})
+            return raise_epochs(ledger, epochs)
+
+        place.rename(away)
+        await_state(store, State.DEGRADED)
+        wait_until(lambda: not store.is_open, WAIT_S, what="it is closed")
+        with pytest.raises(Overloaded):
+            store.set_epochs({7: 3})
+        monkeypatch.setattr(Ledger, "raise_epochs", raise_slowly)
+        away.rename(place)
+        await_state(store, State.READY)
+        assert raised
+        assert store.epochs() == {7: 3, 8: 4}
