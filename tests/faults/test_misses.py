@@ -47,7 +47,7 @@ def test_fr_048_a_lost_copy_is_counted_under_its_reason(
     start_cluster: Callable[..., ProcessCluster],
 ) -> None:
     cluster = start_cluster(nodes=1, node_options={"dram": "8MiB"}, master_options=QUICK)
-    with Client(cluster.address, deadline_s=1.0) as client:
+    with Client(cluster.address) as client:
         client.put("k", b"value")
         cluster.nodes[0].kill()
         wait_until(lambda: client.why("k").reason is not None, 30)
@@ -114,7 +114,8 @@ def test_fr_047_room_of_a_removed_value_returns_when_its_readers_end(
         client.put("large", bytes(4 * MIB))
         assert client.get("large") is not None
         client.remove("large")
-        wait_until(lambda: cluster.status().nodes[0].used_bytes == before, 60)
+        # What earlier tests left behind may go meanwhile.
+        wait_until(lambda: cluster.status().nodes[0].used_bytes <= before, 60)
 
 
 # --- FR-002 -------------------------------------------------------------------------------------
@@ -155,12 +156,13 @@ def test_fr_002_what_a_probe_holds_is_there_when_it_is_fetched(
 
         with Background(write) as writing:
             wait_until(lambda: len(written) > 400 or writing.has_failed, 60)
-            found = 0
-            for _ in range(scaled(2_000, 10_000)):
+            found = rounds = 0
+            while rounds < scaled(2_000, 10_000) or writing.rounds <= 600:
+                rounds += 1
                 key = generator.choice(written[-600:])
                 if reader.probe(key, hold_s=5.0).readable:
                     found += 1
                     assert reader.get(key) == payload(key, 1, 32 * KIB)
                     reader.forget_locations()
+                assert not writing.has_failed
         assert found > 200
-        assert writing.rounds > 600

@@ -165,7 +165,7 @@ def test_fr_041_a_soft_pin_ends_when_promised_however_often_it_is_read(
         client.put("soft", payload("soft", 1, BLOCK), pin=2.0)
         pinned_s = time.monotonic()
         lefts: list[float] = []
-        while time.monotonic() - pinned_s < 1.5:
+        while not lefts or time.monotonic() - pinned_s < 1.5:
             assert client.get("soft") is not None
             client.forget_locations()
             info = client.stat("soft")
@@ -234,7 +234,9 @@ def test_fr_042_a_group_is_evicted_whole(start_cluster: StartCluster) -> None:
         assert counts.count(4) > 100
         assert counts.count(0) > 100
         assert sum(count not in {0, 4} for count in counts) <= 1
-        for number in (counts.index(4), 499):
+        # The oldest of those that are whole may be the next to go, if that was no rest but a pause.
+        whole = [number for number, count in enumerate(counts) if count == 4]
+        for number in (whole[len(whole) // 2], 499):
             keys = [f"group-{number}/{part}" for part in range(4)]
             assert client.get_many(keys) == [payload(key, 1, 16 * KIB) for key in keys]
 

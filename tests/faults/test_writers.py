@@ -258,17 +258,21 @@ def test_fr_067_after_a_clear_nobody_reads_what_was_there_or_was_being_put(
         client.put_many([(key, payload(key, 1, 4 * KIB)) for key in keys])
         client.get_many(keys[:20])  # leased
 
+        counts = [0] * 4
+
         def write(number: int) -> None:
             with Client(cluster.address) as writer:
-                for at in range(10_000):
+                for at in range(100_000):
                     try:
                         writer.put(f"flight-{number}-{at}", bytes(4 * KIB))
                     except StoreError as error:
                         assert error.code == "stale_epoch"
                         return
+                    counts[number] += 1
+            raise AssertionError("nothing was cleared")
 
         def clear() -> None:
-            wait_until(lambda: cleaner.exists("flight-0-20"), 60)
+            wait_until(lambda: min(counts) > 20, 60)  # Who begins later begins in the new epoch.
             cleaner.clear()
 
         results = together([*(lambda n=n: write(n) for n in range(4)), clear])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import shutil
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mooncake_store.testing import Process, free_port, wait_until
 
@@ -48,6 +50,23 @@ class Member(Process):
                 return b'"true"' in answer.read()
         except OSError:
             return False
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """Return what it has under a key, and about it; None: nothing."""
+        found = self._ask("kv/range", {"key": base64.b64encode(key.encode()).decode()})
+        return next(iter(found.get("kvs", [])), None)
+
+    def lease_left_s(self, key: str) -> int:
+        """Return in how many seconds the lease of a key ends; it has to have one."""
+        record = self.find(key)
+        assert record is not None, f"etcd has no {key}"
+        return int(self._ask("lease/timetolive", {"ID": record["lease"]})["TTL"])
+
+    def _ask(self, what: str, question: dict[str, str]) -> Any:  # noqa: ANN401 - JSON
+        """Ask it over HTTP."""
+        url = f"http://{HOST}:{self.port}/v3/{what}"
+        with urllib.request.urlopen(url, json.dumps(question).encode(), timeout=30) as answer:
+            return json.loads(answer.read())
 
 
 class Etcd:

@@ -9,7 +9,7 @@ import pytest
 
 from mooncake_client import Client
 from mooncake_master.core.remembered import DrainJob, KnownNamespace, Limits
-from mooncake_master.leadership import Lease, Reign, Seat, parse_location
+from mooncake_master.leadership import Lease, Reign, Seat, members, parse_location
 from mooncake_master.leadership.archive import READ_MAX, EtcdArchive
 from mooncake_master.leadership.etcd import EtcdCoordinator
 from mooncake_master.standing.shared import PROMISE_S, Batch
@@ -99,7 +99,10 @@ def test_drains_and_limits_outlive_the_leader_and_then_all_masters(wide_pool: Po
         )  # fmt: skip
 
 
-def test_while_etcd_is_silent_reads_go_on_and_changes_are_not_called_kept(pool: Pool) -> None:
+def test_while_etcd_is_silent_reads_go_on_and_changes_are_not_called_kept(
+    patient_pool: Pool,
+) -> None:
+    pool = patient_pool
     leader, (member,) = pool.leader(), pool.etcd.members
     with Client(pool.address) as client:
         client.put("kept", b"value")
@@ -108,7 +111,7 @@ def test_while_etcd_is_silent_reads_go_on_and_changes_are_not_called_kept(pool: 
             request = wire.send(control.SetPinLimit("silent", 0.5))
             assert client.get("kept") == b"value"
             client.put("meanwhile", b"value")
-            # Or the lease of this pool is over before the promise is: no leader any more.
+            # Or, where this took very long, the lease is over before: no leader any more.
             with pytest.raises((NotLeader, Overloaded, Unreachable)):
                 wire.reply(request)
         member.resume()
@@ -157,7 +160,10 @@ class Place:
 
 
 @pytest.fixture
-async def place(pool: Pool, request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+async def place(
+    pool: Pool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Place]:
+    monkeypatch.setattr(members, "ASKED_S_MAX", LEASE_S)  # A third of a lease is long enough.
     found = Place(pool, request.node.name[-60:])
     yield found
     await found.close()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from mooncake_client import AsyncClient, Client
-from mooncake_master.leadership.observer import LOOK_S
+from mooncake_master.leadership.location import NAME
 from mooncake_store.errors import ManifestMismatch, NotLeader, StoreError, Unreachable
 from mooncake_store.testing import BlackHole, WireClient, payload, wait_until
 from mooncake_store.wire import control
@@ -111,8 +111,14 @@ def test_a_standby_says_who_leads_and_that_it_does_not(pool: Pool) -> None:
     leader = pool.leader()
     (standby,) = pool.others(leader)
     assert standby.admin("/health/live")[0] == 200
-    status, ready = standby.admin("/health/ready")
-    assert (status, ready["reason"]) == (503, f"standby of {leader.address}")
+    # Not while one of its looks at etcd came to nothing.
+    standby_of = (503, f"standby of {leader.address}")
+
+    def says_so() -> bool:
+        status, ready = standby.admin("/health/ready")
+        return (status, ready.get("reason")) == standby_of
+
+    wait_until(says_so, 30.0)
     cluster = standby.admin("/api/v1/cluster")[1]
     assert (cluster["role"], cluster["leader"]) == ("standby", leader.address)
     for path in ("objects?namespace=default", "nodes", "segments", "node?name=node-1"):
@@ -134,10 +140,11 @@ def test_a_leader_that_ends_hands_over_at_once(pool: Pool) -> None:
 
 
 def test_what_a_namespace_holds_is_still_stated_after_a_take_over(pool: Pool) -> None:
-    began_s = time.monotonic()
+    (member,) = pool.etcd.members
     with Client(pool.address, namespace="stated", manifest={"layout": "a"}) as client:
         client.put("key", b"value")
-        wait_until(lambda: time.monotonic() > began_s + 2 * LOOK_S + 1.0, 10.0)
+        # It is kept a moment later, and nobody waits for that.
+        wait_until(lambda: member.find(f"/{NAME}/standing/namespaces/stated"), 30.0)
         kill(pool.leader())
         wait_read(client, "key", b"value")
     with (
@@ -199,5 +206,6 @@ def test_fr_004_and_fr_017_standbys_know_everything_and_old_clients_find_them() 
             leader.start()
             pool.wait_ready()
             wait_until(
-                lambda: sorted(node.used_bytes for node in pool.status().nodes) == used, 30.0
-            )
+                lambda: sorted(node.used_bytes for node in pool.status().nodes) == used, 30.0,
+                ignoring=(StoreError,),
+            )  # fmt: skip
