@@ -13,6 +13,7 @@ with the contents. After a reboot there is nothing, so everything is new.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ROOT: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own, checked for its owner
 MEMORY_FILE_SYSTEMS: Final = frozenset({"tmpfs", "hugetlbfs", "ramfs"})
+LOCK_FILE: Final = "lock"
 NAMES_MAX: Final = 1000
 """Nodes of one host that find a name by themselves."""
 
@@ -88,10 +90,19 @@ class NodeFolder:
         self._lock = -1
 
     def remove(self) -> None:
-        """Delete the folder with everything in it, then give it up."""
+        """Delete the folder with everything in it, then give it up.
+
+        The lock goes last: without it the folder is another process's, with what that puts there.
+        """
         for entry in self.path.iterdir():
-            entry.unlink()
-        self.path.rmdir()
+            if entry.name != LOCK_FILE:
+                entry.unlink()
+        (self.path / LOCK_FILE).unlink()
+        try:
+            self.path.rmdir()
+        except OSError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.ENOENT}:  # Somebody took it over.
+                raise
         self.close()
 
     def _read_node_id(self) -> str:
@@ -153,7 +164,7 @@ def _take(base: Path, name: str) -> int | None:
     while True:
         folder = _own_folder(base / name)
         try:
-            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             continue  # Its owner removed it between our two steps.
         try:
@@ -321,10 +332,7 @@ def check_room(folder: Path, size: int) -> None:
     Raises:
         ConfigError: It is not; the message says how much is.
     """
-    promised = sum(
-        max(0, found.st_size - 512 * found.st_blocks)
-        for found in (file.stat() for file in folder.parent.glob("*/segment"))
-    )
+    promised = sum(map(_promised, folder.parent.glob("*/segment")))
     tmpfs = os.statvfs(folder)
     rooms = {"free memory": _available_bytes(), "room in " + str(folder.parent.parent):
              tmpfs.f_bavail * tmpfs.f_frsize}  # fmt: skip
@@ -337,6 +345,15 @@ def check_room(folder: Path, size: int) -> None:
                 f"--dram: a pool of {format_bytes(size)} does not fit: the {what} is"
                 f" {_rounded(room)}, of which {_rounded(promised)} are promised to other nodes"
             )
+
+
+def _promised(file: Path) -> int:
+    """Return the memory that a segment file may still take; 0 where its node just gave it back."""
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return 0
+    return max(0, found.st_size - 512 * found.st_blocks)
 
 
 def _rounded(size: int) -> str:

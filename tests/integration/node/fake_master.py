@@ -91,7 +91,7 @@ class FakeMaster:
         """How many connections of nodes are open at this moment."""
         return sum(not peer.has_ended for peer in self._peers)
 
-    def wait_registered(self, count: int = 1, deadline_s: float = 20.0) -> control.Register:
+    def wait_registered(self, count: int = 1, deadline_s: float = 60.0) -> control.Register:
         """Wait for the ``count``-th registration and return it."""
         wait_until(lambda: len(self.registers) >= count, deadline_s, what="a node registers")
         return self.registers[count - 1]
