@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import pytest
+from typing import TYPE_CHECKING
 
 from mooncake_storage_node.dram import NodeFolder, check_room
 from mooncake_store.limits import MIB
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_who_takes_a_folder_that_is_being_given_up_keeps_what_is_in_it(
