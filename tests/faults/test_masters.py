@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mooncake_client import Client, StoreError
+from mooncake_client import Client, StaleTerm, StoreError
+from mooncake_store.limits import SCAN_PAGE_MAX
 from mooncake_store.testing import FaultProxy, payload, wait_until
 from mooncake_store.types import NodeState
 from tests.faults.scale import scaled
@@ -21,6 +22,7 @@ from tests.faults.support import (
     QUICK,
     Background,
     Timed,
+    counter,
     fill,
     names,
     tcp,
@@ -51,6 +53,27 @@ def test_fr_004_a_killed_master_forgets_nothing(start_cluster: StartCluster) -> 
         assert got == [payload(key, 1, 16 * KIB) for key in keys]
         cluster.wait_ready()
         assert used_bytes(cluster) == used
+
+
+def test_what_is_listed_and_described_after_a_restart_is_all_of_it(
+    start_cluster: StartCluster,
+) -> None:
+    patience = {**QUICK, "recovery-grace": "10s"}
+    cluster = start_cluster(nodes=2, node_options={"dram": "16MiB"}, master_options=patience)
+    with Client(cluster.address, namespace="listed", deadline_s=60.0) as client:
+        keys = fill(client, names("key", 1500), 100)
+        late = fill(client, names("late", 100), 100, preferred=("node-2",))
+        listing = client.scan()
+        assert len({next(listing).key for _ in range(SCAN_PAGE_MAX)}) == SCAN_PAGE_MAX
+        cluster.nodes[1].pause()
+        restart(cluster)
+        recovering = "mooncake_master_recovering"
+        wait_until(lambda: counter(cluster, recovering), 30, ignoring=(StoreError,))
+        cluster.nodes[1].resume()
+        assert None not in client.stat_many(late, deadline_s=60.0)
+        assert {each.key for each in client.scan(deadline_s=60.0)} == {*keys, *late}
+        with pytest.raises(StaleTerm, match="begin it again"):
+            next(listing)
 
 
 def test_fr_005_old_locations_never_show_another_keys_bytes_after_a_restart(
@@ -371,7 +394,8 @@ def test_fr_036_a_restart_says_what_came_back_after_all_leases_have_ended(
 
 BUSY = """
 import logging, sys, threading, time
-from mooncake_client import Client, StoreError
+from mooncake_client import Client, StaleTerm, StoreError
+from mooncake_store.limits import SCAN_PAGE_MAX
 logging.basicConfig(level=logging.INFO)
 logging.getLogger("asyncio").setLevel(logging.WARNING)
 stop = threading.Event()

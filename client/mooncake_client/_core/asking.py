@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mooncake_client._core import batches
 from mooncake_client._core.counters import reason_name
-from mooncake_client._core.session import ask, ask_many, opened
+from mooncake_client._core.session import TRY_ELSEWHERE, ask, ask_many, opened
 from mooncake_client._results import (
     ObjectInfo,
     PrefixMatch,
@@ -106,11 +106,15 @@ def stat(session: Session, keys: list[str]) -> Operation[list[ObjectInfo | None]
 def scan_page(
     session: Session, prefix: str, cursor: str, limit: int = SCAN_PAGE_MAX
 ) -> Operation[tuple[list[ObjectInfo], str]]:
-    """Return one page of objects and where to go on; an empty cursor ends the scan."""
+    """Return one page of objects and where to go on; an empty cursor ends the scan.
+
+    Raises:
+        StaleTerm: The pages before came from another master, or from this one before it restarted.
+    """
     if session.slot < 0 or session.is_stale:
         yield from opened(session)
     message = control.Scan(session.slot, session.epoch, prefix, cursor, limit)
-    reply: control.Scanned = yield from ask(session, message)
+    reply: control.Scanned = yield from ask(session, message, again=TRY_ELSEWHERE)
     return [describe(item) for item in reply.items], reply.cursor
 
 

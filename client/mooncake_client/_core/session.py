@@ -35,6 +35,10 @@ TRY_AGAIN: Final = (Unreachable, NotLeader, StaleTerm, Overloaded)
 """Trouble with a master that another try, perhaps at another address, may not have."""
 
 
+TRY_ELSEWHERE: Final = tuple(kind for kind in TRY_AGAIN if kind is not StaleTerm)
+"""The same for a request that only makes sense to the reign that it was made for."""
+
+
 class Session:
     """State of one client.
 
@@ -199,11 +203,16 @@ def opened(session: Session) -> Operation[None]:
 
 
 def ask(
-    session: Session, message: Message, meanwhile: Callable[[], object] | None = None
+    session: Session,
+    message: Message,
+    meanwhile: Callable[[], object] | None = None,
+    *,
+    again: tuple[type[StoreError], ...] = TRY_AGAIN,
 ) -> Operation[Any]:
     """Ask the master something about the namespace, again where no answer came.
 
-    The reply has the type that belongs to the request (``control.REPLY_DECODERS``).
+    The reply has the type that belongs to the request (``control.REPLY_DECODERS``). Errors of other
+    types than ``again`` are the caller's.
     """
     failures = 0
     while True:
@@ -214,7 +223,7 @@ def ask(
         except StaleEpoch:
             session.mark_stale()
             raise
-        except TRY_AGAIN as error:
+        except again as error:
             failures += 1
             yield from _pause(session, failures, error)
 

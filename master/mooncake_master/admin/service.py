@@ -59,6 +59,9 @@ GRACE_S: Final = 1.0
 REQUESTS_MAX: Final = 64
 """Operators' requests under way at one time: they share the loop with everyone else."""
 
+LOOK_S: Final = 0.1
+"""Pause between two looks for a namespace that the recovery may still bring."""
+
 _LIVE_NODES: Final = labelled("mooncake_master_nodes_count", state="live")
 
 M = TypeVar("M", bound=Message)
@@ -148,16 +151,27 @@ class AdminService:
 
         Raises:
             ObjectNotFound: There is none of that name; nothing was created.
+            DeadlineExceeded: That is not known before the nodes' directories are listed.
         """
         check_namespace(name)
-        for record in await self.namespaces():
-            if record.name == name:
-                return record
-        raise ObjectNotFound(f"no namespace {name!r}")
+        until_s = self.switchboard.clock() + DEADLINE_S
+        while True:
+            is_complete = not self.switchboard.core.recovering
+            for record in await self.namespaces():
+                if record.name == name:
+                    return record
+            if is_complete:
+                raise ObjectNotFound(f"no namespace {name!r}")
+            if self.switchboard.clock() >= until_s:
+                raise DeadlineExceeded(
+                    f"whether there is a namespace {name!r} is not known before the nodes'"
+                    " directories are listed"
+                )
+            await asyncio.sleep(LOOK_S)
 
     async def clear(self, name: str) -> NamespaceRecord:
         """Make everything in a namespace unreadable, at once and for good."""
-        await self.namespace(name)
+        check_namespace(name)
         cleared = await self._ask(Clear(name), NamespaceRecord)
         logger.info("an operator cleared namespace %r, epoch %d", name, cleared.epoch)
         return cleared

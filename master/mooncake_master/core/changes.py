@@ -12,7 +12,6 @@ from mooncake_master.core.judging import check_batch, check_pin
 from mooncake_master.core.records import FOREVER, NEVER, Gone, wire_offset
 from mooncake_store import errors
 from mooncake_store.errors import (
-    DeadlineExceeded,
     InvalidArgument,
     ManifestMismatch,
     ObjectNotFound,
@@ -113,14 +112,7 @@ class Changes:
         Raises:
             DeadlineExceeded: It has waited as long as it can.
         """
-        if not self._context.recovering:
-            return False
-        if request.final:
-            raise DeadlineExceeded(
-                f"{what} cannot be changed before the nodes' directories are listed"
-            )
-        self._parking.wait_for_recovery(request)
-        return True
+        return self._parking.holds_back(request, f"{what} cannot be changed")
 
     # --- objects --------------------------------------------------------------------------------
 

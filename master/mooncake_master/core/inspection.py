@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from mooncake_master.core.instructions import Reply
 from mooncake_master.core.judging import check_batch
 from mooncake_master.core.records import FOREVER, TIER_NAMES, wire_offset
-from mooncake_store.errors import InvalidArgument
+from mooncake_store.errors import InvalidArgument, StaleTerm
 from mooncake_store.limits import SCAN_PAGE_MAX
 from mooncake_store.types import MissReason, NodeState, Tier
 from mooncake_store.wire.control import ObjectRecord, ReplicaRecord, Scanned, StatReply, WhyReply
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mooncake_master.core.barriers import Request
     from mooncake_master.core.catalog import Catalog
     from mooncake_master.core.context import Context
+    from mooncake_master.core.parking import Parking
     from mooncake_master.core.reads import Reads
     from mooncake_master.core.records import Extent, Generation, Hints, Stored
     from mooncake_store.wire.control import Scan, Stat, Why
@@ -40,15 +41,18 @@ DETAILS: Final = {
 class Inspection:
     """Describes objects; leaves no trace."""
 
-    def __init__(self, context: Context, catalog: Catalog, reads: Reads) -> None:
+    def __init__(self, context: Context, catalog: Catalog, reads: Reads, parking: Parking) -> None:
         self._context = context
         self._catalog = catalog
         self._reads = reads
+        self._parking = parking
 
     def stat(self, request: Request, message: Stat) -> None:
-        """Handle a `Stat`."""
+        """Handle a `Stat`; what is missing waits for the index to be complete, as in a read."""
         check_batch(len(message.keys))
         home = self._catalog.generation(message.slot, message.epoch)
+        if self._reads.waits_for_recovery(request, home, message.keys):
+            return
         items: list[ObjectRecord | int] = []
         for key in message.keys:
             stored = home.objects.get(key)
@@ -58,11 +62,19 @@ class Inspection:
         self._context.out.append(Reply(request.peer, request.request_id, StatReply(items)))
 
     def scan(self, request: Request, message: Scan) -> None:
-        """Handle a `Scan`: shelf by shelf, in the order of the objects' making."""
+        """Handle a `Scan`: shelf by shelf, in the order of the objects' making.
+
+        Raises:
+            DeadlineExceeded: The index is not complete; a part of it would pass for all of it.
+            StaleTerm: The pages before came from another reign, which had other shelves.
+        """
         home = self._catalog.generation(message.slot, message.epoch)
         if not 1 <= message.limit <= SCAN_PAGE_MAX:
             raise InvalidArgument(f"a page has 1 to {SCAN_PAGE_MAX} objects, not {message.limit}")
-        number, place = _parse_cursor(message.cursor)
+        if self._parking.holds_back(request, "objects cannot be listed"):
+            return
+        term = self._context.term
+        number, place = _parse_cursor(message.cursor, term)
         items: list[ObjectRecord] = []
         examined = 0
         cursor = ""
@@ -71,7 +83,7 @@ class Inspection:
             examined += 1
             for at, stored in [] if shelf is None else shelf.from_place(place):
                 if len(items) == message.limit:
-                    cursor = f"{number}.{at}"
+                    cursor = f"{term}.{number}.{at}"
                     break
                 examined += 1
                 if stored.key.startswith(message.prefix):
@@ -79,7 +91,7 @@ class Inspection:
             number += 1
             place = 0
             if examined >= EXAMINED_MAX and number < home.shelf_count and not cursor:
-                cursor = f"{number}.0"
+                cursor = f"{term}.{number}.0"
         self._context.out.append(Reply(request.peer, request.request_id, Scanned(items, cursor)))
 
     def why(self, request: Request, message: Why) -> None:
@@ -139,15 +151,23 @@ def _replica(extent: Extent) -> ReplicaRecord:
     )  # fmt: skip
 
 
-def _parse_cursor(cursor: str) -> tuple[int, int]:
+def _parse_cursor(cursor: str, term: int) -> tuple[int, int]:
     """Return shelf and place of a cursor.
 
     Raises:
-        InvalidArgument: It is none that we gave.
+        InvalidArgument: It is none that a master gives.
+        StaleTerm: It was given in another term than ours.
     """
     if not cursor:
         return 0, 0
-    number, _, place = cursor.partition(".")
-    if not (number.isdecimal() and place.isdecimal() and len(cursor) < 32):  # noqa: PLR2004  # digits of two 48-bit numbers
+    parts = cursor.split(".")
+    if not (len(parts) == 3 and all(map(_is_number, parts))):  # noqa: PLR2004  # term, shelf, place
         raise InvalidArgument(f"{cursor!r} is no cursor of a scan")
-    return int(number), int(place)
+    given, number, place = map(int, parts)
+    if given != term:
+        raise StaleTerm(f"the listing began in term {given}, this is {term}; begin it again")
+    return number, place
+
+
+def _is_number(part: str) -> bool:
+    return part.isascii() and part.isdecimal() and len(part) < 16  # noqa: PLR2004  # of 48 bits

@@ -107,7 +107,7 @@ class Master:
         self._puts.commits.ensure_durable = durability.ensure
         self._reads = Reads(context, catalog, parking)
         self._changes = Changes(context, catalog, freer, parking, pins)
-        self._inspection = Inspection(context, catalog, self._reads)
+        self._inspection = Inspection(context, catalog, self._reads, parking)
         self._recovery = Recovery(context, catalog, freer, parking, notes)
         self._members = Members(context, catalog, freer, self._recovery, notes, copier)
         self._make_movers(placement)

@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from mooncake_master.core.barriers import Parked
+from mooncake_store.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,6 +58,23 @@ class Parking:
         parked = Parked(request, answer_by(request.deadline_s, self._context.now_s))
         parked.waiting = -1
         self._parked[parked] = None
+
+    def holds_back(self, request: Request, what: str) -> bool:
+        """Park a request that only a complete index can answer; return whether it has to wait.
+
+        Args:
+            request: The request.
+            what: What it asks for, and that this is not possible yet.
+
+        Raises:
+            DeadlineExceeded: It has waited as long as it can.
+        """
+        if not self._context.recovering:
+            return False
+        if request.final:
+            raise DeadlineExceeded(f"{what} before the nodes' directories are listed")
+        self.wait_for_recovery(request)
+        return True
 
     def attempt_over(self, attempt: Attempt) -> None:
         """Wake who waited for an attempt alone, in the order in which they came."""

@@ -137,7 +137,7 @@ class Reads:
 
     def _locate_waits(self, request: Request, message: Locate, home: Generation) -> bool:
         """Park the request for puts that are under way, or for the index to be complete."""
-        if self._recovery_waits(request, home, message.keys):
+        if self.waits_for_recovery(request, home, message.keys):
             return True
         writing = home.writing
         if not writing or message.wait_ms <= 0:
@@ -156,7 +156,7 @@ class Reads:
         self._parking.wait_for_writes(request, attempts.values(), until_s)
         return True
 
-    def _recovery_waits(self, request: Request, home: Generation, keys: list[str]) -> bool:
+    def waits_for_recovery(self, request: Request, home: Generation, keys: list[str]) -> bool:
         """Park the request if a key is missing that recovery may still bring."""
         if not self._context.recovering or request.final:
             return False
@@ -189,7 +189,7 @@ class Reads:
         context = self._context
         keys = message.keys
         home = self._catalog.generation(message.slot, message.epoch)
-        if context.recovering and self._recovery_waits(request, home, keys):
+        if context.recovering and self.waits_for_recovery(request, home, keys):
             return
         objects = home.objects
         if context.cluster.all_readable:
@@ -206,7 +206,7 @@ class Reads:
         """Handle a `Probe`."""
         check_batch(len(message.keys))
         home = self._catalog.generation(message.slot, message.epoch)
-        if self._recovery_waits(request, home, message.keys):
+        if self.waits_for_recovery(request, home, message.keys):
             return
 
         def answer(hold_s: float, end_s: float) -> Probed:
@@ -229,7 +229,7 @@ class Reads:
         """Handle a `MatchPrefix`."""
         check_batch(len(message.keys))
         home = self._catalog.generation(message.slot, message.epoch)
-        if self._recovery_waits(request, home, message.keys):
+        if self.waits_for_recovery(request, home, message.keys):
             return
 
         def answer(hold_s: float, end_s: float) -> PrefixMatched:

@@ -237,10 +237,24 @@ def test_a_cursor_that_was_never_given_is_a_callers_error(
     http: httpx.Client, wire: WireClient
 ) -> None:
     wire.ask(control.OpenNamespace("cursors"))
-    for cursor in ("x", "-1", "9" * 40, "🔑", "1.2.3"):
+    for cursor in ("x", "-1", "9" * 40, "🔑", "1.2", "1.2.3.4"):
         answer = http.get("/api/v1/objects", params={"namespace": "cursors", "cursor": cursor})
-        assert answer.status_code in {200, 400}, answer.text
-        assert answer.status_code == 200 or answer.json()["code"] == "invalid_argument"
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["code"] == "invalid_argument"
+    old = http.get("/api/v1/objects", params={"namespace": "cursors", "cursor": "1.0.0"})
+    assert (old.status_code, old.json()["code"]) == (409, "stale_term")
+
+
+def test_a_namespace_that_may_still_come_back_is_not_said_to_be_missing(
+    start_master: Callable[..., MasterProcess],
+) -> None:
+    waiting = start_master(recovery_grace="10m", data_dir=None)
+    base = f"http://127.0.0.1:{waiting.admin_port}"
+    with httpx.Client(base_url=base, timeout=30.0, params={"namespace": "later"}) as http:
+        for method, path in (("GET", "objects"), ("DELETE", "namespaces/objects")):
+            answer = http.request(method, f"/api/v1/{path}")
+            assert answer.status_code == 504, answer.text
+            assert answer.json()["code"] == "deadline_exceeded"
 
 
 def test_a_wrong_method_is_answered_as_such(http: httpx.Client) -> None:

@@ -343,7 +343,10 @@ def test_a_page_looks_at_a_bounded_number_of_objects(monkeypatch: pytest.MonkeyP
     assert len(scan(rig, limit=1_000)) == 2_000
 
 
-@pytest.mark.parametrize("cursor", ["x", "1", "1.x", "-1.0", "1.2.3", "9" * 100 + ".0"])
+@pytest.mark.parametrize(
+    "cursor",
+    ["x", "1", "1.2", "1.1.x", "1.-1.0", "1.1.2.3", "1.²", "1.1.²", "1." + "9" * 100 + ".0"],
+)
 def test_a_cursor_that_is_none_is_refused(cursor: str) -> None:
     rig = Rig()
     with pytest.raises(InvalidArgument, match="cursor"):
