@@ -13,7 +13,7 @@ from mooncake_store.errors import BY_CODE, NotSupported, Overloaded
 from mooncake_store.wire.control import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from mooncake_master.core.barriers import Barrier
     from mooncake_master.core.context import Context
@@ -105,7 +105,7 @@ class Durability:
             )  # fmt: skip
             if start is Start.BEGUN:
                 return
-        wish.refuse(_refusal(wish))
+        wish.refuse(_refusal(wish, self._context.cluster.disks.values()))
         self._freer.written(wish.barrier)
 
     def _done(self, wish: _Wish, code: str) -> None:
@@ -120,12 +120,29 @@ def _is_on_disk(stored: Stored) -> bool:
     return any(extent.segment.tier and extent.segment.readable for extent in stored.extents())
 
 
-def _refusal(wish: _Wish) -> Refusal:
+def _refusal(wish: _Wish, disks: Collection[Disk]) -> Refusal:
     key = wish.stored.key
-    if not wish.code:
+    if wish.code:
+        code = wish.code if wish.code in BY_CODE else Overloaded.code
+        said = wish.said or wish.code
+        return Refusal(code, f"{key!r} is in memory only: no disk took it ({said})")
+    if not disks:
         return Refusal(
             NotSupported.code,
             f"{key!r} is in memory only: no node has a disk that could take it (node --ssd)",
         )
-    code = wish.code if wish.code in BY_CODE else Overloaded.code
-    return Refusal(code, f"{key!r} is in memory only: no disk took it ({wish.said or wish.code})")
+    troubles = "; ".join([_trouble(disk) for disk in disks][:TRIES_MAX])
+    return Refusal(
+        Overloaded.code, f"{key!r} is in memory only: no disk can take it now ({troubles})"
+    )
+
+
+def _trouble(disk: Disk) -> str:
+    status = disk.status
+    if not disk.readable:
+        what = "away"
+    elif status is None or disk.is_ready:
+        what = "ready, but no copy to write is readable"
+    else:
+        what = f"{status.state}, {status.reason}"
+    return f"{disk.node.name}: {what}"

@@ -134,15 +134,22 @@ class Witness:
         self._file = file
         self._store = identity.store
         self._page = map_aligned(BLOCK_BYTES)
+        self._refused = False
 
     def note(self, commits: int) -> None:
-        """Remember that a commit is done. A disk that refuses costs no more than this check."""
+        """Remember that a commit is done. A disk that refuses costs no more than this check.
+
+        It is said once: commits go on, several in a second, for as long as the disk refuses.
+        """
         body = _WITNESS.pack(self._store, commits, 0)[:-8]
         _WITNESS.pack_into(self._page, 0, self._store, commits, xxhash.xxh3_64_intdigest(body))
         try:
             self._file.write(self._page, 0)
+            self._refused = False
         except OSError as error:
-            _log.warning("the witness of a store cannot be written: %s", error)
+            if not self._refused:
+                _log.warning("the witness of a store cannot be written: %s", error)
+            self._refused = True
 
     def contradicts(self, commits: int) -> bool:
         """Return whether a later commit than this one is known to have been done."""

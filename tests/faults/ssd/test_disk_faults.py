@@ -284,6 +284,20 @@ def test_a_disk_that_hangs_for_long_is_said_a_few_times_and_not_again_and_again(
         await_state(store, State.READY)
 
 
+def test_a_witness_that_cannot_be_written_is_said_once_however_often_that_happens(
+    tmp_path: Path, files: FaultyFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "mooncake_storage_node.ssd")
+    with opened(tmp_path, files=files) as store:
+        for number in (1, 2):
+            files.faults.fail("write", code=errno.EROFS, name="witness")
+            for version in range(number * 10, number * 10 + 5):
+                fill(store, [version], 64 * KIB)  # A commit each.
+            assert len([line for line in caplog.messages if "witness" in line]) == number
+            files.faults.mend()
+            fill(store, [number * 10 + 5], 64 * KIB)
+
+
 def test_a_read_ends_at_its_deadline_and_touches_nothing_afterwards(
     tmp_path: Path, files: FaultyFiles
 ) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mooncake_store.errors import DeadlineExceeded
+from mooncake_store.errors import BY_CODE, DeadlineExceeded
 from mooncake_store.limits import KIB, MIB
 from mooncake_store.types import Tier
-from mooncake_store.wire.control import CopyExtents, PutStarted, Refusal
+from mooncake_store.wire.control import CopyExtents, PutStarted, Refusal, StoreStatus
 from tests.unit.master.disks import OBJECT, copies, disk_of, fill, small, tiers
 from tests.unit.master.rig import Rig
 
@@ -109,6 +109,27 @@ def test_a_durable_put_without_any_disk_says_so() -> None:
     rig.land(started, ("a",), OBJECT)
     committed = rig.commit(started)
     assert committed.items[0].code == "not_supported"
+    assert rig.exists("a") == [True]
+
+
+@pytest.mark.parametrize("trouble", ["degraded", "away"])
+def test_a_durable_put_that_meets_only_disks_in_trouble_may_be_tried_again(trouble: str) -> None:
+    rig = small()
+    node = disk_of(rig)
+    rig.add_node(32 * KIB, name="plain")
+    if trouble == "away":
+        rig.cut(node)
+        rig.sleep(60.0)
+    else:
+        (incarnation,) = node.disks
+        said = "no such device"
+        node.stores = (StoreStatus(incarnation, "/ssd", trouble, said, 64 * MIB, 0, 0),)
+        rig.beat()
+    started = rig.start("a", length=OBJECT, durable=True, preferred=("plain",))
+    rig.land(started, ("a",), OBJECT)
+    (refusal,) = rig.commit(started).items
+    assert (refusal.code, trouble in refusal.message) == ("overloaded", True)
+    assert BY_CODE[refusal.code].retryable
     assert rig.exists("a") == [True]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mooncake_master.core.catalog import home_slot
-from mooncake_store.errors import DeadlineExceeded, StaleEpoch, StaleTerm
+from mooncake_store.errors import DeadlineExceeded, StaleEpoch
 from mooncake_store.limits import KIB, MIB
 from mooncake_store.types import TERM_MAX, MissReason, Pin, make_version, term_of
 from mooncake_store.wire.control import (
@@ -20,8 +20,6 @@ from mooncake_store.wire.control import (
     PutGrant,
     Refusal,
     Remove,
-    Scan,
-    Scanned,
     Stat,
     Why,
 )
@@ -175,48 +173,6 @@ def test_a_miss_during_recovery_says_so_at_its_deadline() -> None:
     for message in (Remove(0, 1, ["absent"]), Clear(SPACE), OpenNamespace("unknown")):
         with pytest.raises(DeadlineExceeded, match="directories"):
             rig.ask(message)
-
-
-def test_what_describes_and_lists_objects_waits_until_all_are_known() -> None:
-    rig = Rig(MIB)
-    keys = fill(rig, 20, length=KIB)
-    rig.restart(directory_page=5)
-    rig.automatic = False
-    node = rig.nodes["n0"]
-    rig.register(node)
-    rig.deliver_page(node)
-    described = rig.send(Stat(0, 1, keys))
-    listed = rig.send(Scan(0, 1))
-    assert not {described, listed} & rig.replies.keys()
-    rig.settle()
-    assert [record.key for record in rig.replies[described].items] == keys
-    assert sorted(record.key for record in rig.replies[listed].items) == sorted(keys)
-
-
-def test_a_part_of_all_objects_is_never_passed_off_as_all() -> None:
-    rig = Rig(MIB)
-    keys = fill(rig, 20, length=KIB)
-    rig.restart(directory_page=5)
-    rig.automatic = False
-    node = rig.nodes["n0"]
-    rig.register(node)
-    rig.deliver_page(node)
-    assert MissReason.RECOVERING in rig.ask(Stat(0, 1, keys)).items
-    with pytest.raises(DeadlineExceeded, match="listed"):
-        rig.ask(Scan(0, 1))
-
-
-def test_a_listing_does_not_go_on_after_a_restart_which_would_list_twice_or_not_at_all() -> None:
-    rig = Rig(MIB, MIB)
-    fill(rig, 20, length=KIB)
-    page = rig.ask(Scan(0, 1, limit=5))
-    rig.restart()
-    return_all(rig)
-    with pytest.raises(StaleTerm, match="begin it again"):
-        rig.ask(Scan(0, 1, cursor=page.cursor))
-    again = rig.ask(Scan(0, 1))
-    assert isinstance(again, Scanned)
-    assert len(again.items) == 20
 
 
 def test_a_removal_during_recovery_waits_so_that_nothing_comes_back() -> None:
