@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -83,17 +82,24 @@ def test_a_child_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 def test_children_do_not_outlive_a_killed_parent() -> None:
     code = (
-        "import time\n"
+        "import threading, time\n"
         "from mooncake_client._cli.children import Children\n"
-        "children = Children(lambda name, line: print(line, flush=True))\n"
+        "said = threading.Event()\n"
+        "def show(name, line):\n"
+        "    said.wait()\n"  # The first line that is read here is the number.
+        "    print(line, flush=True)\n"
+        "children = Children(show)\n"
         f"print(children.start('master', {MASTER!r}).pid, flush=True)\n"
-        "time.sleep(60)\n"
+        "said.set()\n"
+        "time.sleep(600)\n"
     )
     with subprocess.Popen(  # noqa: S603 - own interpreter, fixed words
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
     ) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        assert any(line.startswith("master ready:") for line in parent.stdout)
-        os.kill(parent.pid, signal.SIGKILL)
+        try:
+            assert parent.stdout is not None
+            pid = int(parent.stdout.readline())
+            assert any(line.startswith("master ready:") for line in parent.stdout)
+        finally:
+            parent.kill()
         wait_until(lambda: not is_running(pid), 30)

@@ -121,11 +121,14 @@ def test_an_interrupted_replay_ends_at_once_and_takes_its_cluster_along() -> Non
         text=True,
         start_new_session=True,
     ) as process:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        wait_until(lambda: len(children.read_text().split()) == 3, 60)
-        pids = children.read_text().split()
-        process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=30)
+        try:
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            wait_until(lambda: len(children.read_text().split()) == 3, 60)
+            pids = children.read_text().split()
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=60)
+        finally:
+            process.kill()  # Else leaving the block waits for an end that does not come.
     assert process.returncode == 130
     assert "Traceback" not in error
     # One that was being started at that very moment is ended by the kernel, after its parent.
