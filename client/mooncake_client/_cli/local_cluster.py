@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from mooncake_client._cli.children import Child
     from mooncake_store.wire.control import NodeStatus
 
-READY_S_MAX: Final = 30.0
+READY_S_MAX: Final = 120.0
 """Time for all processes to be up and known to the master: each imports for half a second on a
-slow core, and a large pool has its page tables to make."""
+slow core, for half a minute on an emulated one, and a large pool has its page tables to make. One
+that ends before is noticed at once."""
 
 HOST: Final = "127.0.0.1"
 

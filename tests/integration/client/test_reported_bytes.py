@@ -140,7 +140,8 @@ def test_fr002_what_a_probe_holds_is_there_within_the_promised_time(start: Start
                 key = f"mine{at % 20}"
                 if not client.probe(key, hold_s=30.0).readable:
                     client.put(key, b"x" * 10_000)
-                    continue
+                    if not client.probe(key, hold_s=30.0).readable:
+                        continue  # the pressure was quicker
                 held += 1
                 assert client.get(key) == b"x" * 10_000
             assert held > 50
