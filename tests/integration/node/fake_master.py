@@ -110,9 +110,10 @@ class FakeMaster:
         return wait_until(found, 60.0, what="a node registers with its disks")[0]
 
     def forget(self) -> None:
-        """Forget what registered, once all nodes have gone: the next one is the first again."""
+        """Forget what nodes said, once all have gone: the next one is the first again."""
         wait_until(lambda: not self.connected, 30.0, what="the nodes have gone")
         self.registers.clear()
+        self.heartbeats.clear()
 
     def order(
         self,
