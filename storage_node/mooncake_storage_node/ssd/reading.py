@@ -56,6 +56,14 @@ class _Part(NamedTuple):
     turn: int
 
 
+class _Job(NamedTuple):
+    """What one of the threads is to do."""
+
+    run: Callable[[], None]
+    drop: Callable[[], None]
+    """Called instead where it is not done any more."""
+
+
 Read = Future[Staged] | Transfer
 
 
@@ -84,7 +92,7 @@ class ReadPool:
         self._staging = staging
         self._lose = lose
         self._waiting_max = options.reads_waiting_max
-        self._jobs: deque[Callable[[], None]] = deque()
+        self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._ended = False
         self._deadlines: dict[Read, Deadline] = {}
@@ -121,8 +129,8 @@ class ReadPool:
         future: Future[Staged] = Future()
         counts = counts and span.start < HEADER_BYTES
         turn = next(self._turns)
-        self._submit([partial(self._stage, span, future, deadline, turn, counts=counts)])
-        self._watch(future, deadline)
+        job = partial(self._stage, span, future, deadline, turn, counts=counts)
+        self._begin(future, deadline, [job])
         return future
 
     def fill(
@@ -153,19 +161,37 @@ class ReadPool:
             piece = Span(span.location, span.version, span.start + at, length)
             part = _Part(piece, targets, verify, next(self._turns))
             jobs.append(partial(self._fill, part, at, transfer))
-        self._submit(jobs)
-        self._watch(transfer, deadline)
+        self._begin(transfer, deadline, jobs)
         return transfer
 
-    def call(self, work: Callable[[], None]) -> None:
-        """Have something done by one of the threads.
+    def call(self, work: Callable[[], None], drop: Callable[[], None]) -> None:
+        """Have something done by one of the threads, or ``drop`` called, where they end before.
 
         Raises:
             Overloaded: Too much waits.
         """
-        self._submit([work])
+        self._submit([_Job(work, drop)])
 
-    def _submit(self, jobs: Sequence[Callable[[], None]]) -> None:
+    def _begin(self, read: Read, deadline: Deadline, jobs: Sequence[Callable[[], None]]) -> None:
+        """Let a read wait for the threads, and end it in any case.
+
+        It is noted first: who ends all reads ends those that are noted, and forgets all jobs.
+        """
+        with self._watching:
+            self._deadlines[read] = deadline
+
+        def forget(_: object) -> None:
+            with self._watching:
+                self._deadlines.pop(read, None)
+
+        try:
+            self._submit([_Job(job, _nothing) for job in jobs])
+        except Overloaded:
+            forget(read)
+            raise
+        read.add_done_callback(forget)
+
+    def _submit(self, jobs: Sequence[_Job]) -> None:
         with self._changed:
             if self._ended:
                 self._refuse("closing", "the store is being closed")
@@ -196,8 +222,11 @@ class ReadPool:
         """End all reads and threads; return whether they have ended in time."""
         with self._changed:
             self._ended = True
+            dropped = list(self._jobs)
             self._jobs.clear()
             self._changed.notify_all()
+        for job in dropped:
+            job.drop()
         with self._watching:
             reads = list(self._deadlines)
         for future in reads:
@@ -207,16 +236,6 @@ class ReadPool:
             if thread.is_alive():
                 thread.join(max(0.0, until_s - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
-
-    def _watch(self, future: Read, deadline: Deadline) -> None:
-        with self._watching:
-            self._deadlines[future] = deadline
-
-        def forget(_: object) -> None:
-            with self._watching:
-                self._deadlines.pop(future, None)
-
-        future.add_done_callback(forget)
 
     def _end(self, future: Read, error: StoreError, reason: str) -> None:
         if not isinstance(error, StaleExtent):
@@ -237,7 +256,7 @@ class ReadPool:
                 if not self._jobs:
                     return
                 job = self._jobs.popleft()
-            job()
+            job.run()
 
     def _stage(
         self, span: Span, future: Future[Staged], deadline: Deadline, turn: int, *, counts: bool
@@ -363,6 +382,10 @@ class ReadPool:
         except StoreError as error:
             self._lose(span.location, span.version, error.code)
             raise ChecksumMismatch(f"the extent on disk is not what it was: {error}") from error
+
+
+def _nothing() -> None:
+    """Do nothing: a read is ended by itself."""
 
 
 def _has_header(span: Span) -> bool:

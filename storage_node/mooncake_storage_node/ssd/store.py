@@ -400,7 +400,7 @@ class Store:
                 volume.ledger.stop(str(error))
                 fail(future, Overloaded(f"the store in {self.directory} is degraded: {error}"))
 
-        volume.reads.call(work)
+        volume.reads.call(work, lambda: fail(future, self._refusal()))
         return future
 
     # --- statistics -----------------------------------------------------------------------------

@@ -5,20 +5,23 @@ from __future__ import annotations
 import shutil
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mooncake_storage_node.ssd import State
 from mooncake_storage_node.ssd.ledger import Ledger
+from mooncake_storage_node.ssd.reading import ReadPool
 from mooncake_storage_node.ssd.volume import Volume
+from mooncake_store.deadline import Deadline
 from mooncake_store.errors import Overloaded, StoreError
 from mooncake_store.limits import KIB
 from mooncake_store.testing import wait_until
+from tests.faults.ssd.faulty import FaultyFiles
 from tests.faults.ssd.handling import WAIT_S, await_state, fill, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -116,3 +119,54 @@ def test_epochs_that_are_raised_while_its_store_is_opened_do_not_end_that(
         await_state(store, State.READY)
         assert raised
         assert store.epochs() == {7: 3, 8: 4}
+
+
+@pytest.fixture
+def files() -> Iterator[FaultyFiles]:
+    files = FaultyFiles()
+    yield files
+    files.faults.mend()
+
+
+def test_a_read_that_is_asked_for_while_its_store_is_closed_ends(
+    tmp_path: Path, files: FaultyFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else would end it: who watches its deadline looks at what is open by then."""
+    submit = ReadPool._submit
+    with opened(tmp_path, files=files, readers=1) as store:
+        fill(store, [1], 64 * KIB)
+        location = store.find(1)
+        files.faults.hold("read")
+        busy = store.read(location, 1, 0, KIB, Deadline(WAIT_S))
+        assert store._volume is not None
+        pool = store._volume.reads
+        wait_until(lambda: pool.busy_since_s() > 0, WAIT_S, what="the only reader is busy")
+
+        def submit_and_end(pool: ReadPool, jobs: Any) -> None:
+            submit(pool, jobs)
+            pool.end("the directory is gone", 0.0)
+
+        monkeypatch.setattr(ReadPool, "_submit", submit_and_end)
+        late = store.read(location, 1, 0, KIB, Deadline(3600))
+        with pytest.raises(Overloaded, match="the directory is gone"):
+            late.result(WAIT_S)
+        with pytest.raises(Overloaded):
+            busy.result(WAIT_S)
+
+
+def test_a_page_that_is_asked_for_while_its_store_is_closed_ends(
+    tmp_path: Path, files: FaultyFiles
+) -> None:
+    with opened(tmp_path, files=files, readers=1) as store:
+        fill(store, [1], 64 * KIB)
+        files.faults.hold("read")
+        busy = store.read(store.find(1), 1, 0, KIB, Deadline(WAIT_S))
+        assert store._volume is not None
+        pool = store._volume.reads
+        wait_until(lambda: pool.busy_since_s() > 0, WAIT_S, what="the only reader is busy")
+        page = store.list_page(0, 10)
+        pool.end("the directory is gone", 0.0)
+        with pytest.raises(Overloaded):
+            page.result(WAIT_S)
+        with pytest.raises(Overloaded):
+            busy.result(WAIT_S)
