@@ -83,7 +83,7 @@ class StorageNode:
         self.settings = settings
         with ExitStack() as undo:
             self.folder = NodeFolder(Path(settings.memory_root), settings.name)
-            undo.callback(self.folder.close)
+            undo.callback(self.folder.undo)
             self.pool = open_pool(self.folder.path / "segment", settings.dram)
             _prepare(self.pool, settings)
             segment = self.pool.segment
@@ -343,13 +343,17 @@ def serve(settings: NodeSettings, announce: Callable[[str], None]) -> None:
     failures = _end_on_failing_threads()
     sys.setswitchinterval(SWITCH_S)
     node = StorageNode(settings)
+    # A start that fails takes nothing away: what a killed process left is for the one that works.
+    release = node.folder.is_new
     try:
         node.start()
         announce(node.describe())
-        if _wait(node) == signal.SIGTERM and settings.drain_timeout_s and not failures:
+        ended_by = _wait(node)
+        release = settings.on_stop == "release"
+        if ended_by == signal.SIGTERM and settings.drain_timeout_s and not failures:
             leave(node.membership, node.folder.node_id, settings.drain_timeout_s, _interrupted)
     finally:
-        node.stop(release=settings.on_stop == "release" and not failures)
+        node.stop(release=release and not failures)
     if failures:
         raise InternalError(f"a thread of the node failed: {failures[0]!r}")
 

@@ -50,6 +50,7 @@ class NodeFolder:
         name: Of the node.
         path: The folder.
         node_id: Identity, the same after every restart on this memory.
+        is_new: No process left anything here for this one.
     """
 
     def __init__(self, root: Path, name: str) -> None:
@@ -72,7 +73,7 @@ class NodeFolder:
         else:
             self.name, self._lock = _take_first_free(base)
         self.path = base / self.name
-        self.node_id = self._read_node_id()
+        self.node_id, self.is_new = self._read_node_id()
 
     @property
     def lock_descriptor(self) -> int:
@@ -105,15 +106,22 @@ class NodeFolder:
                 raise
         self.close()
 
-    def _read_node_id(self) -> str:
+    def undo(self) -> None:
+        """Give up what this process took, and leave what was there before it."""
+        if self.is_new:
+            self.remove()
+        else:
+            self.close()
+
+    def _read_node_id(self) -> tuple[str, bool]:
         file = self.path / "node_id"
         if file.exists() and re.fullmatch("[0-9a-f]{32}", text := file.read_text().strip()):
-            return text
+            return text, False
         fresh = secrets.token_hex(16)
         draft = self.path / "node_id.new"
         draft.write_text(fresh)
         draft.replace(file)
-        return fresh
+        return fresh, True
 
 
 def _check_memory(root: Path) -> None:

@@ -131,6 +131,44 @@ def test_a_clean_stop_does_with_the_memory_what_was_asked(
     assert master.wait_registered(2).landed == int(kept)
 
 
+_FAILING_STARTS = [
+    pytest.param({"bind": "203.0.113.7"}, 2, id="no-such-address"),
+    pytest.param({"ssd": "{root}/a-file:32MiB"}, 2, id="a-store-that-can-never-be"),
+    pytest.param({"master": "127.0.0.1:1", "register_timeout": "500ms"}, 4, id="no-master"),
+]
+
+
+@pytest.mark.parametrize(("options", "code"), _FAILING_STARTS)
+def test_a_start_that_fails_leaves_nothing_behind(
+    start_process: Callable[..., NodeUnderTest], root: Path, options: dict[str, str], code: int
+) -> None:
+    (root / "a-file").touch()
+    node = start_process(**{name: value.format(root=root) for name, value in options.items()})
+    wait_until(lambda: not node.is_running, 30)
+    assert node.exit_code == code
+    assert not list(root.glob("*/*"))
+
+
+@pytest.mark.parametrize(("options", "code"), _FAILING_STARTS)
+def test_a_start_that_fails_keeps_what_was_there_before(
+    master: FakeMaster, start_process: Callable[..., NodeUnderTest], root: Path,
+    options: dict[str, str], code: int,
+) -> None:  # fmt: skip
+    (root / "a-file").touch()
+    node = start_process()
+    register = master.wait_registered()
+    with tcp_of(register) as tcp:
+        put(tcp, make_thing(register.segments[0].incarnation, 0, 1000))
+    node.kill()
+    failing = start_process(**{name: value.format(root=root) for name, value in options.items()})
+    wait_until(lambda: not failing.is_running, 30)
+    assert failing.exit_code == code
+    node.start()
+    after = master.wait_registered(2)
+    assert (after.node_id, after.segments) == (register.node_id, register.segments)
+    assert after.landed == 1
+
+
 def test_the_memory_is_given_back_even_with_a_frozen_reader(
     master: FakeMaster, start_process: Callable[..., NodeUnderTest], root: Path
 ) -> None:
