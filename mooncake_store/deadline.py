@@ -32,6 +32,10 @@ class Deadline:
         self.total_s = total_s
         self.at_s = time.monotonic() + total_s
 
+    def __str__(self) -> str:
+        """Return its length for messages; what was left of another one has many digits."""
+        return f"{round(self.total_s, 3):g} s"
+
     def within(self, limit_s: float) -> Deadline:
         """Return the deadline of a part of the call, which takes ``limit_s`` at most."""
         return Deadline(min(self.left_s(), limit_s))
@@ -53,6 +57,6 @@ class Deadline:
         left = self.at_s - time.monotonic()
         if left <= 0:
             raise DeadlineExceeded(
-                f"the deadline of {self.total_s:g} s passed while {doing}", key=key, node=node
+                f"the deadline of {self} passed while {doing}", key=key, node=node
             )
         return left

@@ -62,7 +62,19 @@ class Pin(enum.IntEnum):
     """Ends when it is taken away."""
 
 
-class Presence(enum.IntEnum):
+class Word(enum.IntEnum):
+    """A number on the wire, a word in small letters for people: what ``print`` shows."""
+
+    def __str__(self) -> str:
+        """Return the word."""
+        return self.name.lower()
+
+    def __format__(self, form: str) -> str:
+        """Return the word, padded as asked."""
+        return format(str(self), form)
+
+
+class Presence(Word):
     """Answer of a probe, in one vocabulary."""
 
     ABSENT = 0
@@ -72,7 +84,7 @@ class Presence(enum.IntEnum):
     """A put is under way; a get may wait for it."""
 
 
-class MissReason(enum.IntEnum):
+class MissReason(Word):
     """Why a key has no readable version; each miss is counted under one of these."""
 
     ABSENT = 0

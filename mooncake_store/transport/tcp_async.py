@@ -226,7 +226,7 @@ class AsyncTcpDataPath(AsyncDataPath):
             problem = error
         except TimeoutError:
             problem = DeadlineExceeded(
-                f"the deadline of {deadline.total_s:g} s passed while moving bytes",
+                f"the deadline of {deadline} passed while moving bytes",
                 node=self._node,
             )
         else:
