@@ -32,7 +32,11 @@ def tcp(cluster: ProcessCluster, **options: Any) -> Client:
 
 
 def fill(client: Client, keys: Iterable[str], size: int, **options: Any) -> list[str]:
-    """Put version 1 of every key, in batches; return the keys that were acknowledged."""
+    """Put version 1 of every key, in batches; return the keys that were acknowledged.
+
+    A busy machine has its time: callers take for granted that what there is room for is put.
+    """
+    options.setdefault("deadline_s", 30.0)
     listed = list(keys)
     acknowledged: list[str] = []
     step = max(1, min(256, 2 * MIB // max(1, size)))

@@ -81,14 +81,14 @@ def test_fr_010_what_eight_writers_were_told_is_read_back_or_counted(
     written = together([lambda number=number: write(number) for number in range(8)], join_s=600.0)
     assert not [part for part in written if isinstance(part, Exception)]
     keys = [key for part in written for key in part]
-    missed = 0
+    missed, evicted_before = 0, evicted(cluster)
     with tcp(cluster, deadline_s=30.0) as reader:
         for at in range(0, len(keys), 16):
             part = keys[at : at + 16]
             for key, value in zip(part, reader.get_many(part), strict=True):
                 assert value in {None, payload(key, 1, size)}, key
                 missed += value is None
-    assert missed == evicted(cluster)
+    assert evicted_before <= missed <= evicted(cluster)  # More may go while others are read.
     assert missed <= turned_away(cluster)
     assert missed < len(keys) // 2
 
@@ -103,7 +103,7 @@ def test_fr_011_a_node_that_is_killed_while_it_writes_has_all_that_was_acknowled
     kept = names("kept", 300)
     begun: list[str] = []
     acknowledged: list[str] = []
-    with Client(cluster.address, deadline_s=20.0) as client, Client(cluster.address) as writer:
+    with Client(cluster.address, deadline_s=60.0) as client, Client(cluster.address) as writer:
         for result in client.put_many(
             [(key, payload(key, 1, 16 * KIB)) for key in kept], durable=True
         ):

@@ -125,13 +125,13 @@ def test_fr_002_keys_whose_only_holder_died_stop_existing_and_can_be_put_again(
     start_cluster: Callable[..., ProcessCluster],
 ) -> None:
     cluster = start_cluster(nodes=2, node_options={"dram": "16MiB"}, master_options=QUICK)
-    with Client(cluster.address, deadline_s=2.0) as client:
+    with Client(cluster.address) as client:
         keys = fill(client, names("key", 50), 4 * KIB, preferred=["node-1"])
         assert len(keys) == 50
         cluster.nodes[0].kill()
         for key in keys:
             try:
-                assert client.get(key) is None
+                assert client.get(key, deadline_s=2.0) is None
             except StoreError as error:
                 assert error.retryable
         wait_until(lambda: not any(client.exists_many(keys)), 30)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mooncake_storage_node.ssd import Dropped, Store
 
 ROUNDS = int(os.environ.get("MOONCAKE_SSD_CRASH_ROUNDS", scaled("100", "500")))
-BUDGET_S = float(os.environ.get("MOONCAKE_SSD_CRASH_S", scaled("25", "900")))
+BUDGET_S = float(os.environ.get("MOONCAKE_SSD_CRASH_S", scaled("15", "900")))
 """Of each kind of file system. More: MOONCAKE_SSD_CRASH_ROUNDS=1000 MOONCAKE_SSD_CRASH_S=1000."""
 
 SHM = Path("/dev/shm")  # noqa: S108 - a file system in memory

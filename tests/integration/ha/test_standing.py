@@ -81,7 +81,7 @@ def test_namespaces_nodes_and_the_term_outlive_the_master(tmp_path: Path, memory
 
             node.start()
             cluster.wait_ready()
-            wait_until(lambda: fresh.why("never put").reason is MissReason.ABSENT, 10.0)
+            wait_until(lambda: fresh.why("never put").reason is MissReason.ABSENT, 30.0)
 
 
 def test_a_second_master_on_one_data_directory_is_refused(tmp_path: Path) -> None:
@@ -123,5 +123,5 @@ def run_master(data: Path) -> subprocess.CompletedProcess[str]:
     words = [word for option, value in ports.items() for word in (f"--{option}", value)]
     return subprocess.run(  # noqa: S603 - our own command
         [*COMMAND, "master", *words, "--data-dir", str(data)],
-        capture_output=True, text=True, timeout=30.0, check=False,
+        capture_output=True, text=True, timeout=120.0, check=False,
     )  # fmt: skip
