@@ -237,6 +237,11 @@ class Obedience:
         for item in items:
             self._incoming.cut(item)
             self._erase(item)
+        if len(self._incoming):
+            # Who announced itself after the cut may have looked for the fence before it was set.
+            for item in items:
+                self._incoming.cut(item)
+                self._erase(item)
         # Fences first, intents second: a writer does it the other way round (ADR 2).
         fence()
         barrier()
