@@ -153,7 +153,8 @@ def test_news_that_comes_while_it_is_being_registered_is_not_registered_again(
     count = len(master.beats)
     wait_until(lambda: len(master.beats) > count + 5, 30)
     assert told
-    assert len(master.registers) == 1
+    # One without it came before, where it was opened late.
+    assert [len(register.segments) for register in master.registers].count(2) == 1
 
 
 def test_heartbeats_go_on_while_the_node_works(master: FakeMaster, start_node: Start) -> None:
