@@ -47,10 +47,10 @@ class Incoming:
         self.revoke = revoke
 
     def end(self) -> None:
-        """Cut the write off: when this returns, none of its bytes arrives any more."""
+        """Cut the write off: when this returns, none of its bytes arrives any more. Idempotent."""
         with self.guard:
-            self.cut = True
-            if self.revoke is not None:
+            was, self.cut = self.cut, True
+            if self.revoke is not None and not was:
                 self.revoke()
 
 
