@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mooncake_client._core.cluster import Reach
 from mooncake_client._core.effects import Tell, Wait, Write
 from mooncake_client._core.offers import Offer, PutOptions  # noqa: TC001 - named by callers
 from mooncake_client._core.outcomes import is_about_node, node_failed, patience_s, without_frames
 from mooncake_client._core.planner import Choice
-from mooncake_client._core.session import ask, attach, opened
+from mooncake_client._core.session import TRY_AGAIN, ask, attach, opened
 from mooncake_client._results import PutResult
 from mooncake_store import errors
 from mooncake_store.data_path import WriteTask
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mooncake_client._core.effects import Operation
     from mooncake_client._core.outcomes import Path
     from mooncake_client._core.session import Session
-    from mooncake_store.wire.control import PutGrant, Replica
+    from mooncake_store.wire.control import Message, PutGrant, Replica
 
 WAVE_BYTES: Final = 256 * MIB
 """Payload of one grant, write and commit: a fraction of a second, so that no attempt of a long
@@ -324,7 +324,7 @@ def commit(session: Session, offers: list[Offer], options: PutOptions) -> Operat
         ]
     )
     retries = session.counters.retries
-    reply: control.PutCommitted = yield from ask(session, message)
+    reply: control.PutCommitted = yield from _ask_whether_committed(session, landed, message)
     asked_once = session.counters.retries == retries
     expired: list[Offer] = []
     for offer, item in zip(landed, reply.items, strict=True):
@@ -339,6 +339,23 @@ def commit(session: Session, offers: list[Offer], options: PutOptions) -> Operat
         yield from _settle_expired(
             session, expired, reply.pressure, asked_once=asked_once, durable=options.durable
         )
+
+
+def _ask_whether_committed(
+    session: Session, offers: list[Offer], message: Message
+) -> Operation[Any]:
+    """Ask the master to commit, or whether it did.
+
+    Raises:
+        DeadlineExceeded: It may have done it, and went away; its own error would say that nothing
+            of the put is readable.
+    """
+    try:
+        return (yield from ask(session, message))
+    except TRY_AGAIN as error:
+        key = offers[0].key
+        text = f"whether {key!r} was committed was not heard by the deadline: {error}"
+        raise DeadlineExceeded(text, key=key if len(offers) == 1 else None) from None
 
 
 def _settle_lost(session: Session, offers: list[Offer], *, together: bool) -> None:
@@ -373,7 +390,7 @@ def _settle_expired(
     surely never committed is started again.
     """
     message = control.Locate(session.slot, session.epoch, [offer.key for offer in offers])
-    reply: control.Located = yield from ask(session, message)
+    reply: control.Located = yield from _ask_whether_committed(session, offers, message)
     for offer, item in zip(offers, reply.items, strict=True):
         if isinstance(item, control.Location) and item.version == _grant(offer).version:
             if durable and all(replica.tier == Tier.DRAM for replica in item.replicas):

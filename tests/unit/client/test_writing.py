@@ -275,6 +275,24 @@ def test_a_commit_whose_answer_was_lost_is_recognised_as_done() -> None:
     assert len(world.asked_for(control.PutStart)) == 1
 
 
+@pytest.mark.parametrize("then", [errors.Unreachable("nobody is there"), errors.NotLeader("no")])
+def test_a_put_whose_commit_was_sent_does_not_say_that_the_master_was_not_reached(
+    then: errors.StoreError,
+) -> None:
+    world = World()
+
+    def committed_and_gone(message: control.PutCommit) -> object:
+        if "k" not in world.objects:
+            world.answer_PutCommit(message)
+        raise then
+
+    world.answers[control.PutCommit] = committed_and_gone
+    (result,) = put(world, offer("k"), deadline_s=3.0)
+    assert "k" in world.objects
+    assert isinstance(result, errors.DeadlineExceeded)
+    assert str(then) in str(result)
+
+
 def test_a_value_that_was_committed_and_replaced_before_the_answer_is_not_written_again() -> None:
     world = World()
 
