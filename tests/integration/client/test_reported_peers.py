@@ -287,7 +287,7 @@ def test_fr044_running_out_of_descriptors_is_an_error_not_a_hang(cluster: Proces
         import os, resource, sys, time
         from mooncake_client import Client, StoreError
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-        client = Client(sys.argv[1], namespace="fr044", deadline_s=1.0)
+        client = Client(sys.argv[1], namespace="fr044", deadline_s=4.0)  # tries until then
         taken = []
         while True:
             try:
@@ -312,7 +312,7 @@ def test_who_has_no_descriptor_left_says_nothing_about_the_nodes(start: Start) -
     program = """
         import resource, sys
         from mooncake_client import Client, StoreError
-        with Client(sys.argv[1], transport="tcp", deadline_s=1.0) as client:
+        with Client(sys.argv[1], transport="tcp", deadline_s=4.0) as client:  # tries until then
             client.exists("warm", deadline_s=20.0)
             _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
@@ -359,12 +359,12 @@ def test_fr061_leaving_without_closing_is_clean(
         import asyncio, sys
         from mooncake_client import AsyncClient, Client
         if sys.argv[2] == "Client":
-            client = Client(sys.argv[1], namespace="fr061")
+            client = Client(sys.argv[1], namespace="fr061", deadline_s=30)
             client.put("k", b"value", replace=True)
             assert client.get("k") == b"value"
             view = client.view("k").__enter__()
         else:
-            client = AsyncClient(sys.argv[1], namespace="fr061")
+            client = AsyncClient(sys.argv[1], namespace="fr061", deadline_s=30)
             async def main():
                 await client.put("k", b"value", replace=True)
                 assert await client.get("k") == b"value"
