@@ -195,7 +195,12 @@ def test_fr_055_what_was_forgotten_revives_no_removed_key(
             node.start()
             cluster.wait_ready()
         wait_until(lambda: not old & set(stores_listed(cluster)), 30, what="it is forgotten")
-        assert MissReason.LOST in {client.why(key).reason for key in keys}
+        # While the node that is back is listed, nobody says yet that they are lost.
+        wait_until(
+            lambda: MissReason.LOST in {client.why(key).reason for key in keys},
+            30,
+            what="what only it held is lost",
+        )
         client.remove_many(keys, deadline_s=10.0)
         cluster.master.kill()
         cluster.master.start()
