@@ -10,6 +10,7 @@
 #   make soak    real processes under load and random kills (SECONDS=600 ARGS=--ha)
 #   make reports  the field reports' checks at the reports' own numbers (an hour), with figures
 #   make nightly  the three above, with seeds of the day
+#   make jitter  tests while threads of all processes stop at odd places (ARGS=tests/integration/node)
 #   make bench   compare with other stores on this machine, into build/bench.json
 #   make clean   remove what the above has built
 
@@ -34,7 +35,7 @@ RDMA_QUICK := $(addprefix tests/rdma/,\
 	test_faults.py::test_a_queue_pair_in_error_is_replaced_within_the_call \
 	test_cluster.py::test_objects_go_there_and_back test_cluster.py::test_a_slice_of_a_trace_is_replayed)
 
-.PHONY: help run test test-rdma test-rdma-quick lint format docs simulate soak reports nightly bench clean
+.PHONY: help run test test-rdma test-rdma-quick lint format docs simulate soak reports nightly jitter bench clean
 
 help:
 	@sed -n 's/^#   make/  make/p' Makefile
@@ -99,6 +100,10 @@ nightly:
 	@$(MAKE) --no-print-directory simulate FIRST=$$(($$(date +%s) / 86400 * 10000)) ARGS=
 	@$(MAKE) --no-print-directory soak ARGS=
 	@$(MAKE) --no-print-directory reports ARGS=
+
+jitter: $(VENV)/.develop
+	@JITTER=yes PYTHONPATH=tests/kit/jitter $(BIN)/python -m pytest --numprocesses=$(WORKERS) --timeout=600 \
+		$(or $(ARGS),--quiet tests/contract tests/integration tests/faults)
 
 bench: $(VENV)/.develop
 	@$(BIN)/python -m tests.bench $(ARGS)
