@@ -289,3 +289,21 @@ def from_code(
     if kind is None:
         return PeerError(f"{message} (code {code!r})", key=key, node=node)
     return kind(message, key=key, node=node)
+
+
+def without_frames(error: StoreError) -> StoreError:
+    """Return an error that holds no frame it came through, so nothing that these frames use.
+
+    Who keeps an error, and is held by a frame of it, makes a circle: it keeps buffers of callers in
+    use, or connections open, until the collector of circles comes by, if ever.
+    A bug keeps its frames: they are needed.
+    """
+    chain: list[BaseException | None] = [error]
+    seen: set[int] = set()  # One may be the context of its own cause.
+    while chain:
+        link = chain.pop()
+        if link is not None and id(link) not in seen and not isinstance(link, InternalError):
+            seen.add(id(link))
+            link.__traceback__ = None
+            chain += link.__cause__, link.__context__
+    return error

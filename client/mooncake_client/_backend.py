@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from mooncake_client._connections import Lines
 from mooncake_client._core import effects
 from mooncake_client._core.cluster import Reach
-from mooncake_client._core.outcomes import without_frames
 from mooncake_client._rdma import Fabric, RegisteredMemory, register
 from mooncake_store import device_memory
 from mooncake_store.data_path import ReadTask, WriteTask
 from mooncake_store.deadline import Deadline
-from mooncake_store.errors import Closed, DeadlineExceeded, NotLeader, StoreError, Unreachable
+from mooncake_store.errors import (
+    Closed,
+    DeadlineExceeded,
+    NotLeader,
+    StoreError,
+    Unreachable,
+    without_frames,
+)
 from mooncake_store.transport.rdma import FabricLost, RdmaDataPath
 from mooncake_store.transport.shm import ShmDataPath
 from mooncake_store.transport.tcp import TcpDataPath

@@ -13,7 +13,6 @@ from mooncake_store.errors import (
     ChecksumMismatch,
     Closed,
     DeadlineExceeded,
-    InternalError,
     InvalidArgument,
     Overloaded,
     PeerError,
@@ -62,24 +61,6 @@ class Path(Protocol):
 def patience_s(size: int) -> float:
     """Return how long to wait for ``size`` bytes where somebody else could be asked instead."""
     return PATIENCE_S + size / SLOW_BYTES_PER_S
-
-
-def without_frames(error: StoreError) -> StoreError:
-    """Return an error that holds no frame it came through, so none of the buffers of its caller.
-
-    Tasks hold their errors, and the frames of an error hold tasks: such a circle keeps the caller's
-    memory in use, a ``bytearray`` from being resized, until the collector of circles comes by.
-    A bug keeps its frames: they are needed.
-    """
-    chain: list[BaseException | None] = [error]
-    seen: set[int] = set()  # One may be the context of its own cause.
-    while chain:
-        link = chain.pop()
-        if link is not None and id(link) not in seen and not isinstance(link, InternalError):
-            seen.add(id(link))
-            link.__traceback__ = None
-            chain += link.__cause__, link.__context__
-    return error
 
 
 def is_about_node(error: StoreError) -> bool:

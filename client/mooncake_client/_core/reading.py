@@ -15,7 +15,6 @@ from mooncake_client._core.outcomes import (
     node_failed,
     patience_s,
     settle,
-    without_frames,
     without_replica,
 )
 from mooncake_client._core.planner import Choice, Planner
@@ -27,6 +26,7 @@ from mooncake_store.errors import (
     Overloaded,
     StaleEpoch,
     StoreError,
+    without_frames,
 )
 from mooncake_store.extent import Identity
 from mooncake_store.fingerprint import fingerprint

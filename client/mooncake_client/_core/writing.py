@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mooncake_client._core.cluster import Reach
 from mooncake_client._core.effects import Tell, Wait, Write
 from mooncake_client._core.offers import Offer, PutOptions  # noqa: TC001 - named by callers
-from mooncake_client._core.outcomes import is_about_node, node_failed, patience_s, without_frames
+from mooncake_client._core.outcomes import is_about_node, node_failed, patience_s
 from mooncake_client._core.planner import Choice
 from mooncake_client._core.session import TRY_AGAIN, ask, attach, opened
 from mooncake_client._results import PutResult
@@ -21,6 +21,7 @@ from mooncake_store.errors import (
     Overloaded,
     StoreError,
     Unreachable,
+    without_frames,
 )
 from mooncake_store.limits import BATCH_BYTES_MAX, BATCH_KEYS_MAX, MIB
 from mooncake_store.types import Tier

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from mooncake_store.errors import DeadlineExceeded, ProtocolError, StoreError, Unreachable
+from mooncake_store.errors import (
+    DeadlineExceeded,
+    ProtocolError,
+    StoreError,
+    Unreachable,
+    without_frames,
+)
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # It would write to stderr by itself.
 
@@ -69,11 +75,14 @@ class EtcdMembers:
             try:
                 return await self._ask_one(endpoint, question)
             except (Unreachable, DeadlineExceeded) as error:
-                problem = error
+                problem = without_frames(error)
                 self._endpoints.remove(endpoint)
                 self._endpoints.append(endpoint)
         assert problem is not None
-        raise problem
+        try:
+            raise problem
+        finally:
+            del problem  # It holds this frame now.
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from mooncake_client._core.outcomes import without_frames
-from mooncake_store.errors import InternalError, StoreError, Unreachable
+from mooncake_store.errors import InternalError, StoreError, Unreachable, without_frames
 
 
 def raised(error: BaseException) -> BaseException:

@@ -10,17 +10,11 @@ from mooncake_store.types import MissReason
 from mooncake_store.wire.control import Scan, Scanned, Stat
 from tests.unit.master.rig import Rig
 from tests.unit.master.test_eviction import fill
-from tests.unit.master.test_recovery import return_all
+from tests.unit.master.test_recovery import half_listed, return_all
 
 
 def test_what_describes_and_lists_objects_waits_until_all_are_known() -> None:
-    rig = Rig(MIB)
-    keys = fill(rig, 20, length=KIB)
-    rig.restart(directory_page=5)
-    rig.automatic = False
-    node = rig.nodes["n0"]
-    rig.register(node)
-    rig.deliver_page(node)
+    rig, keys = half_listed()
     described = rig.send(Stat(0, 1, keys))
     listed = rig.send(Scan(0, 1))
     assert not {described, listed} & rig.replies.keys()
@@ -30,13 +24,7 @@ def test_what_describes_and_lists_objects_waits_until_all_are_known() -> None:
 
 
 def test_a_part_of_all_objects_is_never_passed_off_as_all() -> None:
-    rig = Rig(MIB)
-    keys = fill(rig, 20, length=KIB)
-    rig.restart(directory_page=5)
-    rig.automatic = False
-    node = rig.nodes["n0"]
-    rig.register(node)
-    rig.deliver_page(node)
+    rig, keys = half_listed()
     assert MissReason.RECOVERING in rig.ask(Stat(0, 1, keys)).items
     with pytest.raises(DeadlineExceeded, match="listed"):
         rig.ask(Scan(0, 1))

@@ -125,7 +125,8 @@ def test_report_005_nothing_is_allocated_on_a_node_before_its_directory_is_known
     rig.check()
 
 
-def test_a_key_is_served_as_soon_as_it_is_known() -> None:
+def half_listed() -> tuple[Rig, list[str]]:
+    """Return a master that restarted and knows 5 of 20 objects, and all their keys."""
     rig = Rig(MIB)
     keys = fill(rig, 20, length=KIB)
     rig.restart(directory_page=5)
@@ -133,6 +134,12 @@ def test_a_key_is_served_as_soon_as_it_is_known() -> None:
     node = rig.nodes["n0"]
     rig.register(node)
     rig.deliver_page(node)
+    return rig, keys
+
+
+def test_a_key_is_served_as_soon_as_it_is_known() -> None:
+    rig, keys = half_listed()
+    node = rig.nodes["n0"]
     known = [entry.key for _, entry in sorted(node.entries.items())][:5]
     reply = rig.replies[rig.send(Locate(0, 1, known))]
     assert all(isinstance(item, Location) for item in reply.items)
